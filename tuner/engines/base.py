@@ -1,0 +1,128 @@
+"""What an engine is: protocols that built-in and third-party engines implement alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Protocol, Self, runtime_checkable
+
+from tuner.records import Arrival, Counters, Event, TargetOutput, TimedSteps, Trace
+from tuner.speculation import EngineConfig, Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do, known without loading anything.
+
+    Attributes:
+        methods: Ways of speculating it implements.
+        max_num_seqs: Largest batch.
+        max_drafted_tokens: Largest k.
+        needs_compile: Whether a configuration costs a compile before it can be loaded.
+        gives_token_ids: Whether chunks carry token ids.
+        loads_at_once: Loaded engines that fit beside each other; 2 lets two configurations be interleaved.
+    """
+
+    methods: frozenset[Method]
+    max_num_seqs: int
+    max_drafted_tokens: int
+    needs_compile: bool
+    gives_token_ids: bool
+    loads_at_once: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """What ``compile`` made. ``path`` is None for engines without a compiler."""
+
+    key: str
+    path: str | None = None
+
+
+class LoadedEngine(Protocol):
+    """An engine that holds a model and serves requests. A context manager; ``close`` may be called twice."""
+
+    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+        """Serve requests and yield what happens, in order of time.
+
+        ``arrivals`` is pulled whenever a slot is free, so a closed loop is an iterable that never waits and an
+        open loop one whose ``at_s`` lie apart. Every request yields ``Sent``, its ``Chunk``s, then ``Finished``
+        or ``Failed``; one request's failure does not end the others.
+        """
+        ...
+
+    def counters(self) -> Counters | None:
+        """A snapshot of the totals since load; None where the engine has none."""
+        ...
+
+    def environment(self) -> dict[str, str]:
+        """Facts for the record: threads, weight format, versions."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A loaded engine that can say what its draft would have proposed, and time single steps."""
+
+    def trace(self, outputs: Sequence[TargetOutput]) -> Trace:
+        """Proposals of the loaded draft at every position of every output, for k up to the loaded one."""
+        ...
+
+    def time_verify(self, widths: Sequence[int], repeats: int) -> TimedSteps:
+        """Time one target pass over each number of rows, interleaved over widths."""
+        ...
+
+    def time_draft(self, lengths: Sequence[int], repeats: int) -> TimedSteps:
+        """Time proposing each number of tokens, interleaved over lengths."""
+        ...
+
+
+class Engine(Protocol):
+    """A way of running a model."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def check(self, config: EngineConfig) -> None:
+        """Refuse what cannot work before anything is spent on it.
+
+        Raises:
+            UnsupportedConfigurationError: With the reason and what to change.
+            ModelError: The target or draft cannot be used.
+        """
+        ...
+
+    def replay_is_exact(self, config: EngineConfig) -> bool:
+        """Whether replay gives this engine's own accept/reject sequence."""
+        ...
+
+    def compile_key(self, config: EngineConfig) -> str:
+        """Hash of only what the compiled artifact depends on."""
+        ...
+
+    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:
+        """Compile, or find the artifact that is there already. Free for engines without a compiler.
+
+        Raises:
+            CompileError: With the compiler's own words.
+        """
+        ...
+
+    def load(self, config: EngineConfig, artifact: Artifact) -> LoadedEngine:
+        """Load the model. The result is a context manager.
+
+        Raises:
+            OutOfDeviceMemoryError: It does not fit.
+        """
+        ...

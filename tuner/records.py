@@ -1,0 +1,280 @@
+"""What is observed: requests, counters, measurements, traces and timed steps, as immutable values.
+
+Raw facts only. Every figure derived from them lives in ``metrics``, so that a corrected formula also corrects
+what was stored before. All times are seconds of one process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of a workload: a conversation for the chat template, or plain text to be continued.
+
+    Attributes:
+        prompt_id: Unique in its workload.
+        prompt_class: Name of the class it belongs to.
+        messages: The conversation; empty for plain text.
+        text: The plain text; None for a conversation.
+        max_output_tokens: Its own cap, below the workload's; None takes the workload's.
+    """
+
+    prompt_id: str
+    prompt_class: str
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the target's next token is chosen. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request on its way to an engine.
+
+    Attributes:
+        at_s: Earliest moment it may be sent, in seconds after ``run`` began; 0 means as soon as a slot is free.
+    """
+
+    request_id: str
+    prompt: Prompt
+    max_output_tokens: int
+    sampling: Sampling = GREEDY
+    ignore_eos: bool = False
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A request was handed to the engine."""
+
+    request_id: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens of a request arrived together. ``token_ids`` is empty where the engine gives only a count."""
+
+    request_id: str
+    at_s: float
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A request ended well. Round counters are of this request alone; None where an engine has none."""
+
+    request_id: str
+    at_s: float
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    rounds: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A request ended badly."""
+
+    request_id: str
+    at_s: float
+    error: str
+
+
+Event = Sent | Chunk | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Totals of an engine since it was loaded; a measurement takes the difference of two snapshots.
+
+    A round is one decode step of one request, whether or not anything was drafted. The first output token comes
+    from the prefill and belongs to no round.
+
+    Attributes:
+        rounds: Decode steps.
+        rounds_with_draft: Decode steps in which something was proposed.
+        drafted_tokens: Proposed tokens.
+        accepted_tokens: Proposed tokens that became output.
+        drafted_at: ``drafted_at[i]`` counts rounds that proposed at least i + 1 tokens.
+        accepted_at: ``accepted_at[i]`` counts rounds that accepted at least i + 1 tokens.
+    """
+
+    rounds: int = 0
+    rounds_with_draft: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        return Counters(
+            rounds=self.rounds - earlier.rounds,
+            rounds_with_draft=self.rounds_with_draft - earlier.rounds_with_draft,
+            drafted_tokens=self.drafted_tokens - earlier.drafted_tokens,
+            accepted_tokens=self.accepted_tokens - earlier.accepted_tokens,
+            drafted_at=_difference(self.drafted_at, earlier.drafted_at),
+            accepted_at=_difference(self.accepted_at, earlier.accepted_at),
+        )
+
+
+def _difference(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:
+    padded = earlier + (0,) * (len(later) - len(earlier))
+    return tuple(a - b for a, b in zip(later, padded, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """Everything observed of one request.
+
+    Attributes:
+        chunks: ``(at_s, num_tokens)`` of each chunk, in order of arrival.
+        output_tokens: As the engine says at the end, never by counting chunks; None for a failed request.
+        token_ids: The output; empty where the engine gives no ids.
+        error: Why it failed; None when it did not.
+    """
+
+    request_id: str
+    prompt_id: str
+    prompt_class: str
+    max_output_tokens: int
+    sent_s: float
+    chunks: tuple[tuple[float, int], ...] = ()
+    token_ids: tuple[int, ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    rounds: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the request ended well and may enter a latency."""
+        return self.error is None and self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One pass over prompts with one configuration on one load.
+
+    Attributes:
+        requests: In order of sending.
+        warmup: Requests before the clock counted; kept apart.
+        counters: What the engine counted during ``requests``; None where it has no counters.
+        wall_s: From the first request sent to the last token.
+        peak_memory_bytes: Largest resident memory of the engine's process tree; None where it is not known.
+        environment: Threads, weight format, versions: what the engine says of itself.
+    """
+
+    requests: tuple[RequestRecord, ...]
+    warmup: tuple[RequestRecord, ...] = ()
+    counters: Counters | None = None
+    wall_s: float = 0.0
+    peak_memory_bytes: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOutput:
+    """What the target alone answers to one prompt: the path along which drafts are replayed."""
+
+    prompt: Prompt
+    token_ids: tuple[int, ...]
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTrace:
+    """What a draft proposes at each position of one target output, had a round started there.
+
+    Position s means: s output tokens are known (s >= 1, the first comes from the prefill), and the round may
+    emit tokens s, s + 1, …  Both tuples have one entry per position 0 … N - 1; entry 0 is unused and 0.
+
+    Attributes:
+        proposed: Tokens proposed at s, up to the trace's ``max_drafted_tokens``.
+        matched: Leading proposed tokens that equal the target's output.
+    """
+
+    prompt_id: str
+    prompt_class: str
+    max_output_tokens: int
+    proposed: tuple[int, ...]
+    matched: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Accept/reject facts of one draft over one workload, exact for every k up to ``max_drafted_tokens``."""
+
+    draft_name: str
+    max_drafted_tokens: int
+    prompts: tuple[PromptTrace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedSteps:
+    """Repeated timings of one kind of step at several sizes.
+
+    Attributes:
+        step: ``"verify"``: one target pass over ``size`` rows. ``"draft"``: proposing ``size`` tokens.
+        seconds: ``{size: repeated timings}``, interleaved over sizes.
+    """
+
+    step: Literal["verify", "draft"]
+    seconds: dict[int, tuple[float, ...]]
+
+
+RecordT = TypeVar("RecordT")
+
+
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def to_json(record: object) -> bytes:
+    """The record as JSON, to be read back with ``from_json``."""
+    return _adapter(type(record)).dump_json(record)
+
+
+def from_json(kind: type[RecordT], text: bytes) -> RecordT:
+    """A record read back from what ``to_json`` wrote.
+
+    Raises:
+        pydantic.ValidationError: The text is not such a record.
+    """
+    record: RecordT = _adapter(kind).validate_json(text)
+    return record

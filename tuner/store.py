@@ -1,0 +1,341 @@
+"""Where what was run and seen is kept: the records, the protocol of a store, and one in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Protocol
+
+from tuner.errors import NotFoundError, StorageError, StudyMismatchError
+from tuner.speculation import Speculation, content_key
+
+
+class StageKind(StrEnum):
+    """The kinds of work that a study sends to machines."""
+
+    BASELINE = "baseline"
+    TRACE = "trace"
+    COMPILE = "compile"
+    MEASURE = "measure"
+    CERTIFY = "certify"
+
+
+class StageState(StrEnum):
+    """How far a stage got."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class TrialState(StrEnum):
+    """How far a trial got. INFEASIBLE: the configuration cannot run. LOST: the machines failed it."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    INFEASIBLE = "infeasible"
+    LOST = "lost"
+
+
+def utc_now() -> datetime:
+    """The present moment, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """One search: what was asked for.
+
+    Attributes:
+        name: Unique in the store, at most 512 characters.
+        spec: JSON-able description of everything that decides the result (target, workload with its prompts'
+            hash, space, objectives, seed, engine). Two searches with equal specs are the same study.
+        provenance: Package versions, machine, command line: facts that do not decide identity.
+        conclusion: The verdict as JSON once the study ended; None before.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    created_at: datetime = field(default_factory=utc_now)
+    conclusion: Mapping[str, Any] | None = None
+
+    @property
+    def spec_key(self) -> str:
+        """Equal for studies that ask for the same thing."""
+        return content_key(dict(self.spec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """One piece of work of a study and, when it is done, its result.
+
+    Attributes:
+        key: What it worked on, by content; with ``study_name`` and ``kind`` it names the stage.
+        attempt: Counts from 0; a lost worker raises it.
+        result: The stage's record as JSON bytes (``records.to_json``); None until it is done.
+        error_type: Class name of the error it failed with.
+    """
+
+    study_name: str
+    kind: StageKind
+    key: str
+    attempt: int = 0
+    state: StageState = StageState.RUNNING
+    started_at: datetime = field(default_factory=utc_now)
+    ended_at: datetime | None = None
+    result: bytes | None = None
+    error_type: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One configuration that was asked for, and what became of it.
+
+    Attributes:
+        number: Optuna's trial number; 0 is the baseline.
+        values: Objective values by name, all finite; empty until it is complete.
+        metrics: Every other derived figure, for tables; None where it does not exist.
+        duplicate_of: Number of the earlier trial whose result this one repeats.
+        predicted: What replay predicted before it was measured, by metric name.
+        error: Why it is infeasible or lost.
+    """
+
+    study_name: str
+    number: int
+    speculation: Speculation
+    state: TrialState = TrialState.RUNNING
+    values: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    duplicate_of: int | None = None
+    error_type: str | None = None
+    error: str | None = None
+    created_at: datetime = field(default_factory=utc_now)
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoEntry:
+    """A member of a study's Pareto front.
+
+    Attributes:
+        trial_number: The measured trial; None for a predicted configuration.
+        is_measured: Only measured members can be recommended or exported.
+    """
+
+    speculation: Speculation
+    values: Mapping[str, float]
+    trial_number: int | None
+    is_measured: bool
+
+
+class TrialStore(Protocol):
+    """What a store does. Each method is one transaction: after it returns, nothing of it can be lost."""
+
+    def add_study(self, study: StudyRecord) -> StudyRecord:
+        """Keep a new study, or give back the stored one of that name.
+
+        Raises:
+            StudyMismatchError: A study of that name exists with another spec; names what differs.
+            StorageError: The name is empty or longer than 512 characters.
+        """
+        ...
+
+    def study(self, name: str) -> StudyRecord:
+        """The study of that name.
+
+        Raises:
+            NotFoundError: There is none; the hint lists near names.
+        """
+        ...
+
+    def studies(self) -> tuple[StudyRecord, ...]:
+        """All studies, oldest first."""
+        ...
+
+    def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
+        """Keep the verdict and replace the front, together."""
+        ...
+
+    def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
+        """The front as last concluded, in the order given then."""
+        ...
+
+    def save_stage(self, stage: StageRecord) -> None:
+        """Insert or replace the stage named by (study, kind, key).
+
+        A stage that is done stays as it is: saving it again is an error unless the record is equal.
+
+        Raises:
+            StorageError: It is already done with another result.
+        """
+        ...
+
+    def stage(self, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
+        """The stage, or None."""
+        ...
+
+    def stages(self, study_name: str) -> tuple[StageRecord, ...]:
+        """All stages of a study in order of their start, without their results."""
+        ...
+
+    def save_trial(self, trial: TrialRecord) -> None:
+        """Insert or replace the trial named by (study, number).
+
+        Raises:
+            StorageError: A value is not finite, or a finished trial would change.
+        """
+        ...
+
+    def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
+        """All trials of a study by number."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. May be called twice."""
+        ...
+
+
+MAX_NAME_LENGTH = 512
+"""Optuna's own limit for study names, on every database."""
+
+
+def check_study_name(name: str) -> None:
+    """Refuse names that some database would not take.
+
+    Raises:
+        StorageError: Empty, or longer than 512 characters.
+    """
+    if not name.strip():
+        raise StorageError("the study name is empty", "give --name a few letters")
+    if len(name) > MAX_NAME_LENGTH:
+        raise StorageError(
+            f"the study name has {len(name)} characters, the limit is {MAX_NAME_LENGTH}", "give a shorter --name"
+        )
+
+
+def check_same_study(stored: StudyRecord, asked: StudyRecord) -> None:
+    """Refuse to continue a study with other settings than it was started with.
+
+    Raises:
+        StudyMismatchError: Names every setting that differs, with both values.
+    """
+    if stored.spec_key == asked.spec_key:
+        return
+    names = sorted(set(stored.spec) | set(asked.spec))
+    lines = [
+        f"  {name}: stored {stored.spec.get(name)!r}, now {asked.spec.get(name)!r}"
+        for name in names
+        if stored.spec.get(name) != asked.spec.get(name)
+    ]
+    raise StudyMismatchError(
+        f"study {stored.name!r} was started with other settings:\n" + "\n".join(lines),
+        "give another --name, or the settings it was started with",
+    )
+
+
+class MemoryStore:
+    """A store that forgets everything at the end of the process; for tests and for ``tuner.search(store=None)``."""
+
+    def __init__(self) -> None:
+        self._studies: dict[str, StudyRecord] = {}
+        self._stages: dict[tuple[str, StageKind, str], StageRecord] = {}
+        self._trials: dict[tuple[str, int], TrialRecord] = {}
+        self._fronts: dict[str, tuple[ParetoEntry, ...]] = {}
+
+    def add_study(self, study: StudyRecord) -> StudyRecord:
+        """See ``TrialStore.add_study``."""
+        check_study_name(study.name)
+        stored = self._studies.setdefault(study.name, study)
+        check_same_study(stored, study)
+        return stored
+
+    def study(self, name: str) -> StudyRecord:
+        """See ``TrialStore.study``."""
+        if name not in self._studies:
+            raise no_such_study(name, tuple(self._studies))
+        return self._studies[name]
+
+    def studies(self) -> tuple[StudyRecord, ...]:
+        """See ``TrialStore.studies``."""
+        return tuple(sorted(self._studies.values(), key=lambda study: study.created_at))
+
+    def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
+        """See ``TrialStore.conclude``."""
+        self._studies[study_name] = replace(self.study(study_name), conclusion=dict(conclusion))
+        self._fronts[study_name] = tuple(front)
+
+    def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
+        """See ``TrialStore.pareto_front``."""
+        return self._fronts.get(study_name, ())
+
+    def save_stage(self, stage: StageRecord) -> None:
+        """See ``TrialStore.save_stage``."""
+        self.study(stage.study_name)
+        key = (stage.study_name, stage.kind, stage.key)
+        check_stage_change(self._stages.get(key), stage)
+        self._stages[key] = stage
+
+    def stage(self, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
+        """See ``TrialStore.stage``."""
+        return self._stages.get((study_name, kind, key))
+
+    def stages(self, study_name: str) -> tuple[StageRecord, ...]:
+        """See ``TrialStore.stages``."""
+        mine = (stage for stage in self._stages.values() if stage.study_name == study_name)
+        return tuple(replace(stage, result=None) for stage in sorted(mine, key=lambda stage: stage.started_at))
+
+    def save_trial(self, trial: TrialRecord) -> None:
+        """See ``TrialStore.save_trial``."""
+        self.study(trial.study_name)
+        check_trial_change(self._trials.get((trial.study_name, trial.number)), trial)
+        self._trials[trial.study_name, trial.number] = trial
+
+    def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
+        """See ``TrialStore.trials``."""
+        mine = (trial for trial in self._trials.values() if trial.study_name == study_name)
+        return tuple(sorted(mine, key=lambda trial: trial.number))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def no_such_study(name: str, existing: Sequence[str]) -> NotFoundError:
+    """The error for a name that no study has."""
+    known = ", ".join(repr(one) for one in existing[-5:])
+    return NotFoundError(
+        f"no study named {name!r}", f"there are: {known}" if known else "run `tuner search` to make one"
+    )
+
+
+def check_stage_change(stored: StageRecord | None, new: StageRecord) -> None:
+    """Refuse to overwrite the result of a stage that is done.
+
+    Raises:
+        StorageError: The stored stage is done and differs from the new one.
+    """
+    if stored is not None and stored.state is StageState.DONE and stored != new:
+        raise StorageError(
+            f"stage {new.kind} {new.key} of study {new.study_name!r} is already done; its result cannot change"
+        )
+
+
+def check_trial_change(stored: TrialRecord | None, new: TrialRecord) -> None:
+    """Refuse values that are not numbers, and any change of a finished trial.
+
+    Raises:
+        StorageError: A value is NaN or infinite, or the stored trial is finished and differs.
+    """
+    bad = {name: value for name, value in new.values.items() if not _is_finite(value)}
+    if bad:
+        raise StorageError(f"trial {new.number} of study {new.study_name!r} has values that are not finite: {bad}")
+    if stored is not None and stored.state is not TrialState.RUNNING and stored != new:
+        raise StorageError(f"trial {new.number} of study {new.study_name!r} is finished and cannot change")
+
+
+def _is_finite(value: float) -> bool:
+    return abs(value) != float("inf") and value == value  # NaN is the only value unequal to itself
