@@ -7,12 +7,23 @@ what was stored before. All times are seconds of one process's monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
 FinishReason = Literal["stop", "length"]
+
+
+class StageKind(StrEnum):
+    """The kinds of work that a study sends to machines."""
+
+    BASELINE = "baseline"
+    TRACE = "trace"
+    COMPILE = "compile"
+    MEASURE = "measure"
+    CERTIFY = "certify"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +266,51 @@ class TimedSteps:
 
     step: Literal["verify", "draft"]
     seconds: dict[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineResult:
+    """What stage ``baseline`` returns: the target alone, and what one pass over several rows costs.
+
+    Attributes:
+        verify: None for engines that cannot time single steps.
+    """
+
+    measurement: Measurement
+    verify: TimedSteps | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceResult:
+    """What stage ``trace`` returns: a draft's proposals along the target's outputs, and what proposing costs."""
+
+    trace: Trace
+    draft_steps: TimedSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureResult:
+    """What stage ``measure`` returns: the candidate over all prompts, the baseline over some of them between.
+
+    Attributes:
+        anchor: Ties this load to the machine's speed at that time; None where only one engine fits.
+    """
+
+    candidate: Measurement
+    anchor: Measurement | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyResult:
+    """What stage ``certify`` returns: both configurations over the same prompts, in alternating blocks.
+
+    Attributes:
+        order: The blocks, A the baseline and B the candidate, e.g. ``"ABBA"``.
+    """
+
+    baseline: Measurement
+    candidate: Measurement
+    order: str
 
 
 RecordT = TypeVar("RecordT")

@@ -9,17 +9,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from tuner.errors import NotFoundError, StorageError, StudyMismatchError
+from tuner.records import StageKind as StageKind
 from tuner.speculation import Speculation, content_key
-
-
-class StageKind(StrEnum):
-    """The kinds of work that a study sends to machines."""
-
-    BASELINE = "baseline"
-    TRACE = "trace"
-    COMPILE = "compile"
-    MEASURE = "measure"
-    CERTIFY = "certify"
 
 
 class StageState(StrEnum):
