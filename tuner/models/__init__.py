@@ -1,0 +1,1 @@
+"""Models on disk: reading, checking, converting and fetching them. Nothing here needs torch."""
