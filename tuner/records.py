@@ -313,52 +313,6 @@ class CertifyResult:
     order: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineResult:
-    """What the stage ``baseline`` brings back: the target alone on every prompt, and what its passes cost.
-
-    Attributes:
-        verify: One target pass over each number of rows; None where the engine cannot time single steps.
-    """
-
-    measurement: Measurement
-    verify: TimedSteps | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceResult:
-    """What the stage ``trace`` brings back of one draft: what it proposes, and what proposing costs."""
-
-    trace: Trace
-    draft_steps: TimedSteps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureResult:
-    """What the stage ``measure`` brings back of one candidate.
-
-    Attributes:
-        anchor: The baseline on some of the same prompts, run between the candidate's own: how fast the machine
-            was at that time.
-    """
-
-    candidate: Measurement
-    anchor: Measurement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyResult:
-    """What the stage ``certify`` brings back: baseline and candidate on the same prompts, in turns.
-
-    Attributes:
-        order: Which side ran each block, in order of time.
-    """
-
-    baseline: Measurement
-    candidate: Measurement
-    order: tuple[Literal["baseline", "candidate"], ...]
-
-
 RecordT = TypeVar("RecordT")
 
 
