@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tuner.errors import WorkloadError
+from tuner.lookup import did_you_mean, nearest
 from tuner.records import Message, Prompt
-from tuner.yaml_files import did_you_mean, nearest
 
 TEXT_COLUMNS = ("prompt", "text", "question", "instruction", "input")
 PROMPT_COLUMNS = ("messages", "turns", *TEXT_COLUMNS)

@@ -10,8 +10,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tuner.errors import NotFoundError, SearchSpaceError
+from tuner.lookup import did_you_mean, find_file, shipped_names
 from tuner.speculation import NO_SPECULATION, Method, Speculation, content_key
-from tuner.yaml_files import WholeNumber, did_you_mean, find_file, read_yaml, shipped_names, validate
+from tuner.yaml_files import WholeNumber, read_yaml, validate
 
 NO_DRAFT = NO_SPECULATION.draft_name
 DRAFT_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]*$"

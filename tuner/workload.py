@@ -10,20 +10,11 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tuner.errors import WorkloadError
+from tuner.lookup import YAML_SUFFIXES, did_you_mean, find_file, shipped_names
 from tuner.prompts import DEFAULT_CLASS, PromptFile, SkippedLine, prompts_digest, read_prompts
 from tuner.records import Prompt, Sampling
 from tuner.speculation import content_key
-from tuner.yaml_files import (
-    YAML_SUFFIXES,
-    Number,
-    WholeNumber,
-    YamlDocument,
-    did_you_mean,
-    find_file,
-    read_yaml,
-    shipped_names,
-    validate,
-)
+from tuner.yaml_files import Number, WholeNumber, YamlDocument, read_yaml, validate
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 Milliseconds = Annotated[Number | None, Field(gt=0, le=3_600_000, allow_inf_nan=False)]

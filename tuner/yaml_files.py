@@ -6,22 +6,20 @@ and ``2026-01-01`` are text. Duplicate keys, custom tags and repeated references
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
-from tuner.errors import InputError, NotFoundError
+from tuner.errors import InputError
+from tuner.lookup import did_you_mean
 
 KeyPath = tuple[str | int, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
-YAML_SUFFIXES = (".yaml", ".yml")
 
 _NUMBER = re.compile(
     r"[-+]?(?:0x[0-9a-fA-F_]+|0o[0-7_]+|(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
@@ -57,50 +55,6 @@ class YamlDocument:
         while path not in self.lines:
             path = path[:-1]
         return self.lines[path]
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest known name, or all of them when none is near."""
-    names = list(known)
-    close = nearest(name, names)
-    return f"did you mean {close!r}?" if close else f"known: {', '.join(names) or 'none'}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is written most alike; None when none is near."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
-
-
-# --- shipped files ----------------------------------------------------------------------------------------------
-
-
-def shipped_folder(kind: Literal["workloads", "search_spaces"]) -> Path:
-    """The folder of the files that come with the package: inside a wheel, or beside ``tuner/`` in a checkout."""
-    package = Path(__file__).parent
-    installed = package / "_catalog" / kind
-    return installed if installed.is_dir() else package.parent / kind
-
-
-def shipped_names(kind: Literal["workloads", "search_spaces"]) -> tuple[str, ...]:
-    """Names that can be given instead of a path."""
-    return tuple(sorted(path.stem for path in shipped_folder(kind).glob("*.yaml")))
-
-
-def find_file(kind: Literal["workloads", "search_spaces"], reference: str | Path) -> Path:
-    """The file that a shipped name or a path stands for.
-
-    Raises:
-        NotFoundError: It is neither.
-    """
-    path, name = Path(reference), str(reference)
-    if isinstance(reference, str) and name in shipped_names(kind):
-        return shipped_folder(kind) / f"{name}.yaml"
-    if path.is_file():
-        return path
-    what = kind.replace("_", " ").removesuffix("s")
-    if path.suffix or path.name != name:
-        raise NotFoundError(f"no such {what} file: {path}", f"shipped: {', '.join(shipped_names(kind))}")
-    raise NotFoundError(f"no {what} named {name!r}", did_you_mean(name, shipped_names(kind)))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -212,28 +166,50 @@ def validate(document: YamlDocument, model: type[ModelT], error: type[InputError
     """The document as a ``model``.
 
     Raises:
-        InputError: As ``error``: one line per problem with file, line, field and reason; hints name the nearest key.
+        InputError: As ``error``: a line per problem with file, line, field and reason; hints name the nearest key.
     """
     try:
         return model.model_validate(document.data)
     except ValidationError as problem:
-        found = [_problem(document, model, dict(item)) for item in problem.errors(include_url=False)]
-    hints = dict.fromkeys(hint for _, hint in found if hint)
-    raise error("\n".join(text for text, _ in found), "; ".join(hints))
+        found = _problems(document, model, [dict(item) for item in problem.errors(include_url=False)])
+    if len(found) == 1:
+        raise error(*found[0])
+    raise error("\n".join(f"{text} ({hint})" for text, hint in found), f"correct these lines of {document.path.name}")
 
 
-def _problem(document: YamlDocument, model: type[BaseModel], item: dict[str, Any]) -> tuple[str, str]:
-    location: KeyPath = tuple(part for part in item["loc"] if part != "[key]")
-    where = f"{document.path}:{document.line_of(location)}: {_dotted(location)}"
+def _problems(document: YamlDocument, model: type[BaseModel], items: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """``(what and where, what to do)`` of each problem, in file order; a list with a bad item is not bad itself."""
+    places = [_place(item) for item in items]
+    kept = [
+        (document.line_of(place), _problem(document, model, place, item))
+        for place, item in zip(places, items, strict=True)
+        if not any(other != place and other[: len(place)] == place for other in places)
+    ]
+    return [problem for _, problem in sorted(kept, key=lambda entry: entry[0])]
+
+
+def _place(item: dict[str, Any]) -> KeyPath:
+    return tuple(part for part in item["loc"] if part != "[key]")
+
+
+def _problem(document: YamlDocument, model: type[BaseModel], place: KeyPath, item: dict[str, Any]) -> tuple[str, str]:
+    where = f"{document.path}:{document.line_of(place)}: {_dotted(place)}"
+    given, reason = item["input"], _reason(item)
     if item["type"] == "extra_forbidden":
-        return f"{where} is not a known key", did_you_mean(str(location[-1]), _keys_at(model, location[:-1]))
+        return f"{where} is not a known key", did_you_mean(str(place[-1]), _keys_at(model, place[:-1]))
     if item["type"] == "missing":
-        return f"{where} is missing", f"add {location[-1]!r}: {_description_at(model, location)}"
-    reason = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    given = item["input"]
+        return f"{where} is missing", f"add {place[-1]!r}: {_description_at(model, place)}"
+    if item["type"] == "literal_error":
+        return f"{where}: {reason}, found {given!r}", did_you_mean(str(given), re.findall(r"'([^']*)'", reason))
     shown = f", found {given!r}" if isinstance(given, str | int | float | None) else ""
-    hint = "put it in quotes" if item["type"] == "string_type" else _description_at(model, location)
-    return f"{where}: {reason}{shown}", hint
+    hint = "put it in quotes" if item["type"] == "string_type" else _description_at(model, place)
+    return f"{where}: {reason}{shown}", hint or "edit this line"
+
+
+def _reason(item: dict[str, Any]) -> str:
+    """Pydantic's reason without its own words for inputs and enums."""
+    reason = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return re.sub(r"<[^:>]+: ('[^']*')>", r"\1", reason)
 
 
 def _dotted(location: KeyPath) -> str:
