@@ -278,9 +278,8 @@ def output_tokens_per_s(measurement: Measurement) -> float | None:
 def goodput_requests_per_s(measurement: Measurement, limits_ms: Mapping[str, float]) -> float | None:
     """Completed requests that met every limit, per second of wall time. None when no limit is given.
 
-    Args:
-        limits_ms: Largest allowed value by name of a latency, e.g. ``{"ttft_ms": 200}``. A latency that a request
-            does not have (TPOT of one token) is met.
+    ``limits_ms`` has the largest allowed value by name of a latency, e.g. ``{"ttft_ms": 200}``. A limit on what a
+    request does not have (TPOT of one token) is met.
     """
     if not limits_ms or measurement.wall_s <= 0:
         return None

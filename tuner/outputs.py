@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.records import Measurement, RequestRecord
 
@@ -42,29 +43,24 @@ def is_looping(token_ids: Sequence[int], *, hit_cap: bool, repetition_expected: 
     if not hit_cap or repetition_expected:
         return False
     ids = np.asarray(token_ids, dtype=np.int64)
-    return any(
-        _periodic_tail(ids, period) >= max(SHORTEST_LOOP, REPEATS_OF_A_LOOP * period) for period in _periods(ids)
-    )
+    periods = range(1, min(LONGEST_PERIOD, len(ids) - 1) + 1)
+    return any(_periodic_tail(ids, period) >= max(SHORTEST_LOOP, REPEATS_OF_A_LOOP * period) for period in periods)
 
 
-def _periods(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> range:
-    return range(1, min(LONGEST_PERIOD, len(ids) - 1) + 1)
-
-
-def _periodic_tail(ids: np.ndarray[tuple[int], np.dtype[np.int64]], period: int) -> int:
+def _periodic_tail(ids: NDArray[np.int64], period: int) -> int:
     """Tokens at the end that repeat with this period, the first period included."""
     differs = np.flatnonzero(ids[period:] != ids[:-period])
     first_equal = int(differs[-1]) + 1 if len(differs) else 0
     return len(ids) - first_equal
 
 
-def looping_prompts(baseline: Measurement, repetition_expected: Iterable[str] = ()) -> frozenset[str]:
+def looping_prompts(
+    baseline: Measurement, repetition_expected: Callable[[str], bool] = lambda _: False
+) -> frozenset[str]:
     """Ids of prompts whose output from the target alone goes in circles; they are left out for every candidate.
 
-    Args:
-        repetition_expected: Prompt classes whose answers repeat by nature.
+    ``repetition_expected`` says of a prompt class whether its answers repeat by nature.
     """
-    expected = frozenset(repetition_expected)
     return frozenset(
         record.prompt_id
         for record in baseline.requests
@@ -72,7 +68,7 @@ def looping_prompts(baseline: Measurement, repetition_expected: Iterable[str] = 
         and is_looping(
             record.token_ids,
             hit_cap=record.finish_reason == "length",
-            repetition_expected=record.prompt_class in expected,
+            repetition_expected=repetition_expected(record.prompt_class),
         )
     )
 
