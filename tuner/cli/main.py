@@ -1,0 +1,127 @@
+"""The command ``tuner``: finds its commands by name, and is the one place where every error ends.
+
+A command's module is imported when that command is called, so that ``tuner --help`` stays quick and a broken
+optional package spoils only the commands that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from tuner.cli.output import INTERNAL_ERROR, report_error, report_internal_error
+from tuner.errors import TunerError
+
+DEBUG_VARIABLE = "TUNER_DEBUG"
+
+
+class LazyCommand(NamedTuple):
+    """A command that is known by name and imported when it is called."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "search": LazyCommand("tuner.cli.search", "Find the fastest speculation for a workload."),
+    "best": LazyCommand("tuner.cli.best", "Say what a study recommends."),
+    "show": LazyCommand("tuner.cli.show", "Show a study: its trials, its verdict, one trial, or a plot."),
+    "studies": LazyCommand("tuner.cli.studies", "List the studies in the database."),
+    "export": LazyCommand("tuner.cli.export", "Write a study's configuration for vLLM, or as JSON."),
+    "models": LazyCommand("tuner.cli.models", "List, fetch, show and check models."),
+    "workloads": LazyCommand("tuner.cli.workloads", "List, show and check workloads."),
+    "spaces": LazyCommand("tuner.cli.spaces", "List, show and check search spaces."),
+    "engines": LazyCommand("tuner.cli.engines", "List the engines and what each can do."),
+    "db": LazyCommand("tuner.cli.db", "Create, upgrade and inspect the database."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are called.
+
+    Contexts, commands and formatters are ``Any``: their classes are typer's own or click's, by typer's version.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # names for help and "did you mean"
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command of that name, imported; None where there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        app: typer.Typer = importlib.import_module(COMMANDS[cmd_name].module).app
+        return typer.main.get_command(app)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """List the commands in the help text without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: the same text in every terminal, and rich need not be imported
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"tuner {version('specdec-tuner')}")
+        except PackageNotFoundError:
+            typer.echo("tuner, run from a source tree that is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _tuner(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help=f"Log every step and show tracebacks; {DEBUG_VARIABLE}=1 does the same."),
+    ] = False,
+) -> None:
+    """Find the speculative decoding that pays off: draft, method and number of drafted tokens, per workload."""
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+    level = logging.INFO if _is_debugging() else logging.ERROR
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+
+
+def _is_debugging() -> bool:
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def main() -> None:
+    """Run the command line; every error becomes a message on stderr and an exit code here."""
+    as_json = "--json" in sys.argv[1:]
+    try:
+        typer.main.get_command(app)(prog_name="tuner")
+    except TunerError as error:
+        if _is_debugging():
+            raise
+        report_error(error, as_json=as_json)
+        sys.exit(error.exit_code)
+    except Exception as error:  # the one broad catch: what nobody foresaw becomes one line
+        if _is_debugging():
+            raise
+        report_internal_error(error, as_json=as_json)
+        sys.exit(INTERNAL_ERROR)
+
+
+if __name__ == "__main__":
+    main()

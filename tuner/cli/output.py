@@ -1,0 +1,61 @@
+"""What commands write: results to stdout, everything else to stderr, and no password anywhere.
+
+With ``--json`` stdout holds one JSON document and nothing else; where the command fails stdout stays empty, and
+the last line of stderr is ``{"error": {"type": …, "message": …, "hint": …, "exit_code": …}}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.errors import TunerError
+
+INTERNAL_ERROR = 70
+"""Exit code of a fault of our own: ``EX_SOFTWARE`` of sysexits.h."""
+
+_PASSWORD_IN_URL = re.compile(r"(?P<before>[a-zA-Z][\w+.-]*://[^\s:/@]*:)\S+(?=@)")
+
+
+def hide_passwords(text: str) -> str:
+    """The text with the password of every URL in it replaced by ``***``."""
+    return _PASSWORD_IN_URL.sub(r"\g<before>***", text)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Write one strict JSON document to stdout.
+
+    Raises:
+        ValueError: A number in it is not finite.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(hide_passwords(text) + "\n")
+
+
+def report_error(error: TunerError, *, as_json: bool) -> None:
+    """Say on stderr what went wrong and what to do next."""
+    message, hint = hide_passwords(error.message), hide_passwords(error.hint)
+    if as_json:
+        _write_error(type(error).__name__, message, hint, error.exit_code)
+        return
+    sys.stderr.write(f"error: {message}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+
+
+def report_internal_error(error: Exception, *, as_json: bool) -> None:
+    """Say on stderr, in one line, that the fault is ours."""
+    name, message = type(error).__name__, hide_passwords(" ".join(str(error).split()))
+    hint = "please report it; TUNER_DEBUG=1 shows where it happened"
+    if as_json:
+        _write_error(name, message, hint, INTERNAL_ERROR)
+        return
+    sys.stderr.write(f"internal error: {name}: {message} ({hint})\n")
+
+
+def _write_error(name: str, message: str, hint: str, exit_code: int) -> None:
+    error = {"type": name, "message": message, "hint": hint, "exit_code": exit_code}
+    sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
