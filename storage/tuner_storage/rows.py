@@ -1,0 +1,121 @@
+"""Between rows and records; and the one form in which a record is stored and compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from tuner.store import ParetoEntry, StageRecord, StudyRecord, TrialRecord
+from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TrialRow
+
+MAX_ERROR_CHARACTERS = 65_536
+"""Errors carry the log of what failed; its end says more than its middle, and 64 kB is more than anyone reads."""
+
+RecordT = TypeVar("RecordT", StageRecord, TrialRecord)
+
+
+def stored_form(record: RecordT) -> RecordT:
+    """The record as it can be given back: its error cut to ``MAX_ERROR_CHARACTERS``, in characters of Unicode."""
+    return record if record.error is None else replace(record, error=cut(record.error))
+
+
+def cut(text: str) -> str:
+    """The text as every database takes it, and its middle left out, with a mark, when it is too long."""
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    if len(text) <= MAX_ERROR_CHARACTERS:
+        return text
+    mark = f"\n[… cut: {len(text)} characters, {MAX_ERROR_CHARACTERS} kept …]\n"
+    half = (MAX_ERROR_CHARACTERS - len(mark)) // 2
+    return text[:half] + mark + text[-half:]
+
+
+def study_record(row: StudyRow) -> StudyRecord:
+    """The study of a row."""
+    return StudyRecord(
+        name=row.name,
+        spec=row.spec,
+        provenance=row.provenance,
+        created_at=row.created_at,
+        conclusion=row.conclusion,
+    )
+
+
+def stage_record(row: StageRow, study_name: str, *, with_result: bool = True) -> StageRecord:
+    """The stage of a row; without its result nothing of that size is read."""
+    return StageRecord(
+        study_name=study_name,
+        kind=row.kind,
+        key=row.key,
+        attempt=row.attempt,
+        state=row.state,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        result=row.result if with_result else None,
+        error_type=row.error_type,
+        error=row.error,
+    )
+
+
+def fill_stage(row: StageRow, stage: StageRecord) -> None:
+    """Write everything of the stage but its name into the row."""
+    row.attempt = stage.attempt
+    row.state = stage.state
+    row.started_at = stage.started_at
+    row.ended_at = stage.ended_at
+    row.result = stage.result
+    row.error_type = stage.error_type
+    row.error = stage.error
+
+
+def trial_record(row: TrialRow, study_name: str) -> TrialRecord:
+    """The trial of a row."""
+    return TrialRecord(
+        study_name=study_name,
+        number=row.number,
+        speculation=row.speculation,
+        state=row.state,
+        values=row.values,
+        metrics=row.metrics,
+        predicted=row.predicted,
+        duplicate_of=row.duplicate_of,
+        error_type=row.error_type,
+        error=row.error,
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+    )
+
+
+def fill_trial(row: TrialRow, trial: TrialRecord) -> None:
+    """Write everything of the trial but its name into the row."""
+    row.speculation = trial.speculation
+    row.state = trial.state
+    row.values = dict(trial.values)
+    row.metrics = dict(trial.metrics)
+    row.predicted = dict(trial.predicted)
+    row.duplicate_of = trial.duplicate_of
+    row.error_type = trial.error_type
+    row.error = trial.error
+    row.created_at = trial.created_at
+    row.ended_at = trial.ended_at
+
+
+def pareto_entry(row: ParetoRow) -> ParetoEntry:
+    """The member of the front of a row."""
+    return ParetoEntry(
+        speculation=row.speculation,
+        values=row.values,
+        trial_number=row.trial_number,
+        is_measured=row.is_measured,
+    )
+
+
+def pareto_row(study_id: int, position: int, entry: ParetoEntry) -> ParetoRow:
+    """The row of a member of the front."""
+    return ParetoRow(
+        study_id=study_id,
+        position=position,
+        speculation=entry.speculation,
+        values=dict(entry.values),
+        trial_number=entry.trial_number,
+        is_measured=entry.is_measured,
+    )

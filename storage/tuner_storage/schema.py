@@ -1,0 +1,32 @@
+"""The schema as SQL, for people who read the database with other tools.
+
+python -m tuner_storage.schema > storage/schema.sql
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sqlalchemy import Dialect, make_url
+from sqlalchemy.schema import CreateTable
+
+from tuner_storage.migrate import VERSION_TABLE
+from tuner_storage.tables import Base
+
+RENEW = "python -m tuner_storage.schema > storage/schema.sql"
+
+
+def schema_sql() -> str:
+    """The statements that make the tables, on each database."""
+    head = f"-- Made by `{RENEW}`; {VERSION_TABLE} is kept by Alembic.\n"
+    return head + "".join(_section(make_url(url).get_dialect()()) for url in ("sqlite://", "postgresql+psycopg://"))
+
+
+def _section(dialect: Dialect) -> str:
+    statements = [str(CreateTable(table).compile(dialect=dialect)).strip() for table in Base.metadata.sorted_tables]
+    lines = "\n".join(line.rstrip().replace("\t", "    ") for line in ";\n\n".join(statements).splitlines())
+    return f"\n-- {dialect.name}\n\n{lines};\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(schema_sql())

@@ -1,0 +1,200 @@
+"""``TrialStore`` on a SQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Engine, Insert, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from tuner.store import (
+    ParetoEntry,
+    StageKind,
+    StageRecord,
+    StudyRecord,
+    TrialRecord,
+    check_same_study,
+    check_stage_change,
+    check_study_name,
+    check_trial_change,
+    no_such_study,
+)
+from tuner_storage import rows
+from tuner_storage.errors import ConnectionLostError
+from tuner_storage.session import reading, writing
+from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TrialRow
+from tuner_storage.urls import hidden
+
+T = TypeVar("T")
+
+RECONNECTIONS = Retrying(
+    retry=retry_if_exception_type(ConnectionLostError),
+    stop=stop_after_attempt(3),
+    wait=wait_exponential(multiplier=0.5),
+    reraise=True,
+)
+"""A server that was restarted or cut us off during a transaction; every method may be repeated."""
+
+
+class SqlTrialStore:
+    """Keeps studies, stages and trials in SQLite or PostgreSQL. Made by ``open_store``.
+
+    May be used by several threads and by several processes, each with its own store.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"SqlTrialStore({hidden(self._engine.url)!r})"
+
+    @property
+    def url(self) -> URL:
+        """Where the database is; show it with ``hidden(url)`` only."""
+        return self._engine.url
+
+    @property
+    def engine(self) -> Engine:
+        """SQLAlchemy's engine, for the lock and the migrations."""
+        return self._engine
+
+    def add_study(self, study: StudyRecord) -> StudyRecord:
+        """See ``TrialStore.add_study``."""
+        check_study_name(study.name)
+        return self._write(lambda session: _add_study(session, study))
+
+    def study(self, name: str) -> StudyRecord:
+        """See ``TrialStore.study``."""
+        return self._read(lambda session: rows.study_record(_study_row(session, name)))
+
+    def studies(self) -> tuple[StudyRecord, ...]:
+        """See ``TrialStore.studies``."""
+        oldest_first = select(StudyRow).order_by(StudyRow.created_at, StudyRow.id)
+        return self._read(lambda session: tuple(map(rows.study_record, session.scalars(oldest_first))))
+
+    def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
+        """See ``TrialStore.conclude``."""
+        self._write(lambda session: _conclude(session, study_name, conclusion, front))
+
+    def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
+        """See ``TrialStore.pareto_front``."""
+        in_order = select(ParetoRow).join(StudyRow).where(StudyRow.name == study_name).order_by(ParetoRow.position)
+        return self._read(lambda session: tuple(map(rows.pareto_entry, session.scalars(in_order))))
+
+    def save_stage(self, stage: StageRecord) -> None:
+        """See ``TrialStore.save_stage``."""
+        self._write(lambda session: _save_stage(session, rows.stored_form(stage)))
+
+    def stage(self, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
+        """See ``TrialStore.stage``."""
+        return self._read(lambda session: _stage(session, study_name, kind, key))
+
+    def stages(self, study_name: str) -> tuple[StageRecord, ...]:
+        """See ``TrialStore.stages``."""
+        return self._read(lambda session: _stages(session, study_name))
+
+    def save_trial(self, trial: TrialRecord) -> None:
+        """See ``TrialStore.save_trial``."""
+        self._write(lambda session: _save_trial(session, rows.stored_form(trial)))
+
+    def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
+        """See ``TrialStore.trials``."""
+        return self._read(lambda session: _trials(session, study_name))
+
+    def close(self) -> None:
+        """Release connections. May be called twice."""
+        self._engine.dispose()
+
+    def _read(self, work: Callable[[Session], T]) -> T:
+        def once() -> T:
+            with reading(self._engine) as session:
+                return work(session)
+
+        return RECONNECTIONS.copy()(once)
+
+    def _write(self, work: Callable[[Session], T]) -> T:
+        def once() -> T:
+            with writing(self._engine) as session:
+                return work(session)
+
+        return RECONNECTIONS.copy()(once)
+
+
+def _study_row(session: Session, name: str, *, lock: bool = False) -> StudyRow:
+    """The study's row; locked, all other writers of the study wait until the transaction ends."""
+    query = select(StudyRow).where(StudyRow.name == name)
+    row = session.scalar(query.with_for_update() if lock else query)
+    if row is None:
+        raise no_such_study(name, tuple(session.scalars(select(StudyRow.name).order_by(StudyRow.id))))
+    return row
+
+
+def _add_study(session: Session, study: StudyRecord) -> StudyRecord:
+    session.execute(_insert_unless_named(session, study))
+    stored = rows.study_record(_study_row(session, study.name))
+    check_same_study(stored, study)
+    return stored
+
+
+def _insert_unless_named(session: Session, study: StudyRecord) -> Insert:
+    dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
+    insert: Any = dialect.insert(StudyRow)
+    statement: Insert = insert.values(
+        name=study.name,
+        spec=dict(study.spec),
+        provenance=dict(study.provenance),
+        created_at=study.created_at,
+        conclusion=None if study.conclusion is None else dict(study.conclusion),
+    ).on_conflict_do_nothing(index_elements=["name"])
+    return statement
+
+
+def _conclude(session: Session, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
+    study = _study_row(session, study_name, lock=True)
+    study.conclusion = dict(conclusion)
+    session.execute(delete(ParetoRow).where(ParetoRow.study_id == study.id))
+    session.add_all(rows.pareto_row(study.id, position, entry) for position, entry in enumerate(front))
+
+
+def _save_stage(session: Session, stage: StageRecord) -> None:
+    study = _study_row(session, stage.study_name, lock=True)
+    row = session.scalar(
+        select(StageRow).where(StageRow.study_id == study.id, StageRow.kind == stage.kind, StageRow.key == stage.key)
+    )
+    check_stage_change(None if row is None else rows.stage_record(row, study.name), stage)
+    if row is None:
+        row = StageRow(study_id=study.id, kind=stage.kind, key=stage.key)
+        session.add(row)
+    rows.fill_stage(row, stage)
+
+
+def _stage(session: Session, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
+    row = session.scalar(
+        select(StageRow).join(StudyRow).where(StudyRow.name == study_name, StageRow.kind == kind, StageRow.key == key)
+    )
+    return None if row is None else rows.stage_record(row, study_name)
+
+
+def _stages(session: Session, study_name: str) -> tuple[StageRecord, ...]:
+    by_start = (
+        select(StageRow).join(StudyRow).where(StudyRow.name == study_name).order_by(StageRow.started_at, StageRow.id)
+    )
+    return tuple(rows.stage_record(row, study_name, with_result=False) for row in session.scalars(by_start))
+
+
+def _save_trial(session: Session, trial: TrialRecord) -> None:
+    study = _study_row(session, trial.study_name, lock=True)
+    row = session.get(TrialRow, (study.id, trial.number))
+    check_trial_change(None if row is None else rows.trial_record(row, study.name), trial)
+    if row is None:
+        row = TrialRow(study_id=study.id, number=trial.number)
+        session.add(row)
+    rows.fill_trial(row, trial)
+
+
+def _trials(session: Session, study_name: str) -> tuple[TrialRecord, ...]:
+    by_number = select(TrialRow).join(StudyRow).where(StudyRow.name == study_name).order_by(TrialRow.number)
+    return tuple(rows.trial_record(row, study_name) for row in session.scalars(by_number))

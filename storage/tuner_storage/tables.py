@@ -1,0 +1,120 @@
+"""The tables. All are named ``tuner_*``: Optuna owns ``studies``, ``trials``, ``alembic_version`` in the same database.
+
+    tuner_study ─┬─ tuner_stage    one row per (study, kind, key); its result deflated
+                 ├─ tuner_trial    one row per (study, number)
+                 └─ tuner_pareto   the front as last concluded, one row per position
+
+A change here needs a migration in ``migrations/versions`` and a new dump (``python -m tuner_storage.schema``).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from sqlalchemy import JSON, Enum, ForeignKey, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from tuner.speculation import Speculation
+from tuner.store import MAX_NAME_LENGTH, StageKind, StageState, TrialState
+from tuner_storage.columns import Compressed, SpeculationColumn, UtcDateTime
+
+_NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+def _word(kind: type[StrEnum]) -> Enum:
+    """A closed set of words, kept as text so that a new word needs no migration."""
+    return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [one.value for one in members])
+
+
+class Base(DeclarativeBase):
+    """What the tables share: how Python types are stored."""
+
+    metadata = MetaData(naming_convention=_NAMES)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        dict[str, Any]: JSON(none_as_null=True),
+        dict[str, float]: JSON(none_as_null=True),
+        dict[str, float | None]: JSON(none_as_null=True),
+        bytes: Compressed,
+        datetime: UtcDateTime,
+        Speculation: SpeculationColumn,
+        StageKind: _word(StageKind),
+        StageState: _word(StageState),
+        TrialState: _word(TrialState),
+        str: Text,
+    }
+
+
+Name = Annotated[str, mapped_column(String(MAX_NAME_LENGTH))]
+StudyId = Annotated[int, mapped_column(ForeignKey("tuner_study.id", ondelete="CASCADE"))]
+
+
+class StudyRow(Base):
+    """One search: what was asked for, and its verdict."""
+
+    __tablename__ = "tuner_study"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[Name] = mapped_column(unique=True)
+    spec: Mapped[dict[str, Any]]
+    provenance: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime]
+    conclusion: Mapped[dict[str, Any] | None]
+
+
+class StageRow(Base):
+    """One piece of work and, when it is done, its result."""
+
+    __tablename__ = "tuner_stage"
+    __table_args__ = (UniqueConstraint("study_id", "kind", "key"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    study_id: Mapped[StudyId]
+    kind: Mapped[StageKind]
+    key: Mapped[str]
+    attempt: Mapped[int]
+    state: Mapped[StageState]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    result: Mapped[bytes | None] = mapped_column(deferred=True)
+    error_type: Mapped[str | None]
+    error: Mapped[str | None]
+
+
+class TrialRow(Base):
+    """One configuration that was asked for, and what became of it."""
+
+    __tablename__ = "tuner_trial"
+
+    study_id: Mapped[StudyId] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    speculation: Mapped[Speculation]
+    state: Mapped[TrialState]
+    values: Mapped[dict[str, float]] = mapped_column("objective_values")  # VALUES is a word of SQL
+    metrics: Mapped[dict[str, float | None]]
+    predicted: Mapped[dict[str, float]]
+    duplicate_of: Mapped[int | None]
+    error_type: Mapped[str | None]
+    error: Mapped[str | None]
+    created_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class ParetoRow(Base):
+    """A member of a study's Pareto front."""
+
+    __tablename__ = "tuner_pareto"
+
+    study_id: Mapped[StudyId] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    speculation: Mapped[Speculation]
+    values: Mapped[dict[str, float]] = mapped_column("objective_values")  # VALUES is a word of SQL
+    trial_number: Mapped[int | None]
+    is_measured: Mapped[bool]
