@@ -314,9 +314,9 @@ def round_totals(measurement: Measurement) -> RoundTotals:
     return RoundTotals(
         output_tokens=sum(record.output_tokens or 0 for record in good),
         decoded_tokens=sum(max((record.output_tokens or 0) - 1, 0) for record in good),
-        rounds=_total([record.rounds for record in good], whole and whole.rounds),
-        drafted_tokens=_total([record.drafted_tokens for record in good], whole and whole.drafted_tokens),
-        accepted_tokens=_total([record.accepted_tokens for record in good], whole and whole.accepted_tokens),
+        rounds=_total([record.rounds for record in good], whole.rounds if whole else None),
+        drafted_tokens=_total([record.drafted_tokens for record in good], whole.drafted_tokens if whole else None),
+        accepted_tokens=_total([record.accepted_tokens for record in good], whole.accepted_tokens if whole else None),
     )
 
 

@@ -30,5 +30,4 @@ def pareto_front(losses: NDArray[np.float64]) -> NDArray[np.bool_]:
         )
     no_worse = (losses[:, None, :] <= losses[None, :, :]).all(axis=2)
     better = (losses[:, None, :] < losses[None, :, :]).any(axis=2)
-    dominated: NDArray[np.bool_] = (no_worse & better).any(axis=0)
-    return ~dominated
+    return np.logical_not((no_worse & better).any(axis=0))
