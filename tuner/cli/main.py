@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+import tuner
 from tuner.cli.output import INTERNAL_ERROR, report_error, report_internal_error
 from tuner.errors import TunerError
 
@@ -50,7 +51,8 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[arg-type]  # names for help and "did you mean"
+        names: Any = dict.fromkeys(COMMANDS)  # the keys are all that "did you mean" looks at
+        self.commands = names
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The command of that name, imported; None where there is none."""
@@ -76,12 +78,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            typer.echo(f"tuner {version('specdec-tuner')}")
-        except PackageNotFoundError:
-            typer.echo("tuner, run from a source tree that is not installed")
+        typer.echo(f"tuner {tuner.__version__}")
         raise typer.Exit
 
 
