@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,8 +12,10 @@ from typing import Any
 
 import yaml
 
-from tuner.errors import ConfigurationError, ModelError, StorageError, UnsupportedConfigurationError
+from tuner.errors import ConfigurationError, UnsupportedConfigurationError
+from tuner.models.files import CONFIG, read_json_if_there
 from tuner.speculation import EngineConfig, Method, Speculation
+from tuner.text_files import replace_text
 
 OWN_DRAFT_PREFIX = "tuner_"
 """``model_type`` of the draft formats of this project, which no other server loads."""
@@ -69,7 +70,7 @@ def vllm_settings(config: EngineConfig) -> dict[str, Any]:
 
 
 def speculative_config(speculation: Speculation) -> dict[str, Any]:
-    """vLLM's speculative configuration. Both n-gram bounds are written: vLLM copies a missing one from the other.
+    """The speculative configuration of vLLM. Both n-gram bounds are written: vLLM copies a missing one from the other.
 
     Raises:
         UnsupportedConfigurationError: The draft is in a format that only our own engine runs.
@@ -89,13 +90,8 @@ def speculative_config(speculation: Speculation) -> dict[str, Any]:
 
 
 def _refuse_own_format(speculation: Speculation) -> None:
-    description = Path(speculation.draft_model or "") / "config.json"
-    if not description.is_file():  # a name on a hub: every format there is one that vLLM may know
-        return
-    try:
-        model_type = str(json.loads(description.read_bytes()).get("model_type", ""))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{description} cannot be read: {error}", "fetch the draft again") from error
+    """A name on a hub has no folder here and is vLLM's to judge."""
+    model_type = str(read_json_if_there(Path(speculation.draft_model or "") / CONFIG).get("model_type", ""))
     if model_type.startswith(OWN_DRAFT_PREFIX):
         raise UnsupportedConfigurationError(
             f"draft {speculation.draft_name!r} has the format {model_type!r}, which vLLM cannot serve: "
@@ -141,7 +137,7 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, one) for one in value]
     scalar = value.item() if hasattr(value, "item") else value
     if isinstance(scalar, float):
-        if scalar != scalar or abs(scalar) == float("inf"):
+        if not math.isfinite(scalar):
             raise ConfigurationError(f"{name} is {scalar}, which is not a number to export", "give a finite number")
         return float(f"{scalar:.12g}")
     if scalar is None or isinstance(scalar, bool | int | str):
@@ -169,47 +165,14 @@ def write_export(path: Path, export: Export, *, force: bool = False) -> None:
         force: Replace a file that the tuner did not write.
 
     Raises:
-        ConfigurationError: The folder does not exist, cannot be written, the name has a suffix that vLLM refuses, or
-            the file is not ours.
+        ConfigurationError: The folder does not exist, the file cannot be written or is not ours, or its name has a
+            suffix that vLLM refuses.
         StorageError: What was written reads back differently.
     """
-    _check_destination(path, export.export_format, force=force)
-    try:
-        _replace(path, export)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}", "give another --output") from error
-
-
-def _check_destination(path: Path, export_format: ExportFormat, *, force: bool) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ConfigurationError(f"no such folder: {path.absolute().parent}", "create it, or give another --output")
-    if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder", "give --output the name of a file")
-    if export_format is ExportFormat.VLLM and path.suffix not in (".yaml", ".yml"):
+    if export.export_format is ExportFormat.VLLM and path.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(f"{path.name}: `vllm serve --config` takes .yaml or .yml only", "rename --output")
-    if path.exists() and not force and EXPORT_MARK not in path.read_text(encoding="utf-8", errors="replace"):
+    if path.is_file() and not force and EXPORT_MARK not in path.read_text(encoding="utf-8", errors="replace"):
         raise ConfigurationError(
             f"{path} exists and was not written by the tuner", "give another --output, or --force to replace it"
         )
-
-
-def _replace(path: Path, export: Export) -> None:
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(export.text)
-            file.flush()
-            os.fsync(file.fileno())
-        if not export.is_read_back_from(temporary.read_text(encoding="utf-8")):
-            raise StorageError(f"{path}: what was written reads back differently", "check the disk; nothing was kept")
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current
+    replace_text(path, export.text, export.is_read_back_from)
