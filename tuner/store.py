@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -217,16 +218,27 @@ def check_same_study(stored: StudyRecord, asked: StudyRecord) -> None:
     """
     if stored.spec_key == asked.spec_key:
         return
-    names = sorted(set(stored.spec) | set(asked.spec))
+    before, now = _flat(stored.spec), _flat(asked.spec)
     lines = [
-        f"  {name}: stored {stored.spec.get(name)!r}, now {asked.spec.get(name)!r}"
-        for name in names
-        if stored.spec.get(name) != asked.spec.get(name)
+        f"  {name}: stored {before.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted(set(before) | set(now))
+        if before.get(name) != now.get(name)
     ]
     raise StudyMismatchError(
         f"study {stored.name!r} was started with other settings:\n" + "\n".join(lines),
         "give another --name, or the settings it was started with",
     )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
 class MemoryStore:
@@ -296,8 +308,9 @@ class MemoryStore:
 
 
 def no_such_study(name: str, existing: Sequence[str]) -> NotFoundError:
-    """The error for a name that no study has."""
-    known = ", ".join(repr(one) for one in existing[-5:])
+    """The error for a name that no study has; the hint lists near names, or the latest where none is near."""
+    near = get_close_matches(name, existing, n=5) or existing[-5:]
+    known = ", ".join(repr(one) for one in near)
     return NotFoundError(
         f"no study named {name!r}", f"there are: {known}" if known else "run `tuner search` to make one"
     )
