@@ -1,0 +1,18 @@
+"""What this engine can do, known without PyTorch."""
+
+from __future__ import annotations
+
+WEIGHT_FORMATS = ("auto", "fp16-packed", "fp32", "int8")
+LOSSY_WEIGHT_FORMATS = frozenset({"int8"})
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+SHALLOW = "tuner_shallow"
+EAGLE = "tuner_eagle"
+
+MAX_NUM_SEQS = 8
+MAX_DRAFTED_TOKENS = 16
+
+# Longest and shortest n-gram looked up when the configuration names none. Two tokens repeat by chance less often
+# than one, and nothing longer than four was ever needed to tell two earlier places apart.
+PROMPT_LOOKUP_MAX = 4
+PROMPT_LOOKUP_MIN = 2

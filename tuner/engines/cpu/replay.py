@@ -1,0 +1,39 @@
+"""What a draft would have proposed along outputs that are known already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tuner.engines.cpu.decode import Decoder
+from tuner.engines.cpu.requests import check_length
+from tuner.records import PromptTrace, TargetOutput
+
+
+@torch.inference_mode()
+def trace_output(decoder: Decoder, output: TargetOutput) -> PromptTrace:
+    """Proposals of the decoder's draft at every position of one output.
+
+    Raises:
+        WorkloadError: Prompt and output are longer than this engine was loaded for.
+    """
+    prompt = decoder.tokenizer.encode(output.prompt)
+    check_length(output.prompt.prompt_id, len(prompt), output.max_output_tokens, decoder.max_model_len)
+    tokens = [*prompt, *output.token_ids]
+    # Position 0 is the prefill's; a round can begin only where another token follows.
+    steps = list(_steps(decoder, tokens, len(prompt))) if len(output.token_ids) > 1 else []
+    unused = [(0, 0)] if output.token_ids else []
+    return PromptTrace(
+        prompt_id=output.prompt.prompt_id,
+        prompt_class=output.prompt.prompt_class,
+        max_output_tokens=min(output.max_output_tokens, decoder.max_model_len - len(prompt)),
+        proposed=tuple(proposed for proposed, _ in unused + steps),
+        matched=tuple(matched for _, matched in unused + steps),
+    )
+
+
+def _steps(decoder: Decoder, tokens: Sequence[int], prompt_tokens: int) -> list[tuple[int, int]]:
+    drafter = decoder.drafter
+    states = decoder.target.prefill(0, tokens[:-1]) if drafter.uses_hidden_states else torch.empty(0)
+    return list(drafter.replay(tokens, prompt_tokens, decoder.drafted_tokens, states))

@@ -1,0 +1,136 @@
+"""Decoder layers of the Llama family, with fused projections and a fixed cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tuner.engines.cpu.attention import Attention, Cache, Heads, Segment, attend
+from tuner.engines.cpu.kernels import Kernel, Linear
+from tuner.engines.cpu.limits import MAX_DRAFTED_TOKENS
+from tuner.engines.cpu.rope import pairs_side_by_side, rotations
+from tuner.engines.cpu.weights import Weights
+from tuner.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One decoder layer. ``query_norm`` and ``key_norm`` are None for architectures without them."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    attention_out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Stack:
+    """Decoder layers with their final norm and their own cache: embeddings in, hidden states out."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, kernel: Kernel, *, slots: int, length: int) -> None:
+        prefix = tensor_prefix(weights)
+        self.heads = Heads(query=config.num_attention_heads, key_value=config.num_key_value_heads, dim=config.head_dim)
+        self.eps, self.width = config.rms_norm_eps, (config.hidden_size,)
+        self.inner = config.intermediate_size
+        weights.require(stack_tensors(config, prefix))
+        self.layers = [
+            self._read_layer(weights, f"{prefix}layers.{i}.", kernel) for i in range(config.num_hidden_layers)
+        ]
+        self.norm = weights.get(f"{prefix}norm.weight").float()
+        self.cache = Cache(config.num_hidden_layers, slots, self.heads, length)
+        # Replay rolls out past the end of an output, by as many tokens as can be drafted.
+        positions = length + MAX_DRAFTED_TOKENS
+        self.rotations = rotations(config.head_dim, config.rope_theta, config.rope_scaling, positions)[:, None]
+        self.weight_bytes = layer_weights(config) * kernel.bytes_per_weight
+
+    def _read_layer(self, weights: Weights, prefix: str, kernel: Kernel) -> Layer:
+        def norm(name: str) -> Tensor | None:
+            full = f"{prefix}{name}.weight"
+            return weights.get(full).float() if full in weights.names else None
+
+        query_norm, key_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        return Layer(
+            attention_norm=weights.get(f"{prefix}input_layernorm.weight").float(),
+            qkv=kernel.prepare(*self._fused_qkv(weights, f"{prefix}self_attn.")),
+            query_norm=None if query_norm is None else pairs_side_by_side(query_norm, self.heads.dim),
+            key_norm=None if key_norm is None else pairs_side_by_side(key_norm, self.heads.dim),
+            attention_out=kernel.prepare(*_matrix(weights, f"{prefix}self_attn.o_proj")),
+            mlp_norm=weights.get(f"{prefix}post_attention_layernorm.weight").float(),
+            gate_up=kernel.prepare(*_fused([_matrix(weights, f"{prefix}mlp.{name}_proj") for name in ("gate", "up")])),
+            down=kernel.prepare(*_matrix(weights, f"{prefix}mlp.down_proj")),
+        )
+
+    def _fused_qkv(self, weights: Weights, prefix: str) -> tuple[Tensor, Tensor | None]:
+        parts = []
+        for name in "qkv":
+            weight, bias = _matrix(weights, f"{prefix}{name}_proj")
+            if name != "v":
+                weight = pairs_side_by_side(weight, self.heads.dim)
+                bias = None if bias is None else pairs_side_by_side(bias, self.heads.dim)
+            parts.append((weight, bias))
+        return _fused(parts)
+
+    def attend(self, segments: Sequence[Segment]) -> Attention:
+        """Attention over this stack's cache."""
+        return attend(self.cache, segments)
+
+    def forward(self, rows: Tensor, attention: Attention) -> Tensor:
+        """Hidden states after the final norm [rows, hidden] of embedded rows, which are overwritten."""
+        rotation = self.rotations[attention.positions]
+        for index, layer in enumerate(self.layers):
+            projected = layer.qkv(functional.rms_norm(rows, self.width, layer.attention_norm, self.eps))
+            self._rotate(layer, projected, rotation)
+            rows.add_(layer.attention_out(attention(index, projected)))
+            gate_up = layer.gate_up(functional.rms_norm(rows, self.width, layer.mlp_norm, self.eps))
+            rows.add_(layer.down(functional.silu(gate_up[:, : self.inner]).mul_(gate_up[:, self.inner :])))
+        return functional.rms_norm(rows, self.width, self.norm, self.eps)
+
+    def _rotate(self, layer: Layer, projected: Tensor, rotation: Tensor) -> None:
+        heads, rows = self.heads, len(projected)
+        rotated = projected[:, : heads.rotated_width].view(rows, heads.query + heads.key_value, heads.dim)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = rotated[:, : heads.query], rotated[:, heads.query :]
+            query.copy_(functional.rms_norm(query, (heads.dim,), layer.query_norm, self.eps))
+            key.copy_(functional.rms_norm(key, (heads.dim,), layer.key_norm, self.eps))
+        torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation)
+
+
+def tensor_prefix(weights: Weights) -> str:
+    """``"model."`` in a complete causal model, nothing in a bare draft."""
+    return "model." if "model.norm.weight" in weights.names else ""
+
+
+def stack_tensors(config: ModelConfig, prefix: str) -> Iterator[str]:
+    """Names of the tensors that a stack of this configuration needs."""
+    parts = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo")]
+    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    if config.architecture == "qwen3":
+        parts += ["self_attn.q_norm", "self_attn.k_norm"]
+    for index in range(config.num_hidden_layers):
+        yield from (f"{prefix}layers.{index}.{part}.weight" for part in parts)
+    yield f"{prefix}norm.weight"
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Entries of all matrices of the decoder layers."""
+    query = config.num_attention_heads * config.head_dim
+    key_value = config.num_key_value_heads * config.head_dim
+    attention = config.hidden_size * (2 * query + 2 * key_value)
+    return config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+
+def _matrix(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
+    bias = weights.get(f"{name}.bias").float() if f"{name}.bias" in weights.names else None
+    return weights.get(f"{name}.weight").float(), bias
+
+
+def _fused(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    biases = [bias for _, bias in parts if bias is not None]
+    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
