@@ -19,6 +19,9 @@ FEWEST_PROMPTS = 3
 FEW_PROMPTS = 40
 """Below this the t quantile is too short for skewed latencies, and the bootstrap's own is taken."""
 
+DOMINATING_SHARE = 0.1
+"""A prompt that holds more of a sum than this decides the tails at any number of prompts."""
+
 RESAMPLES = 4999
 """Puts forty-nine resamples beyond the one-sided 99 % limit; a twentieth of a second for 39 prompts."""
 
@@ -51,8 +54,9 @@ def ratio_interval(
 ) -> Interval | None:
     """Σ numerators / Σ denominators over prompts, with limits on the logarithm's scale.
 
-    The delta method gives the standard error. From 40 prompts on the quantiles are Student's t with n − 1 degrees
-    of freedom; below that they are those of the bootstrap-t over prompts, never narrower than Student's.
+    The delta method gives the standard error. From 40 prompts on, where none of them dominates, the quantiles are
+    Student's t with n − 1 degrees of freedom; else those of the bootstrap-t over prompts, never narrower than
+    Student's.
 
     Args:
         numerators: [prompts], positive.
@@ -65,9 +69,10 @@ def ratio_interval(
     n = len(numerators)
     if n < FEWEST_PROMPTS:
         return None
-    ratio, error = _log_ratio(numerators[None, :], denominators[None, :])
+    ratio, error = log_ratio(numerators[None, :], denominators[None, :])
     low, high, low_99 = (stdtrit(n - 1, level) * np.ones(1) for level in (0.025, 0.975, 0.01))
-    if n < FEW_PROMPTS and error[0] > 0:
+    resamples = bool(error[0] > 0) and (n < FEW_PROMPTS or _is_dominated(numerators, denominators))
+    if resamples:
         tails = _bootstrap_quantiles(numerators, denominators, float(ratio[0]), seed)
         low, high, low_99 = np.minimum(low, tails[0]), np.maximum(high, tails[1]), np.minimum(low_99, tails[2])
     limits = [math.exp(float(ratio[0] + quantile[0] * error[0])) for quantile in (low, high, low_99)]
@@ -78,11 +83,16 @@ def ratio_interval(
         one_sided_99_low=limits[2],
         n=n,
         coefficient_of_variation=float(error[0]) * math.sqrt(n),
-        method="bootstrap-t" if n < FEW_PROMPTS else "delta",
+        method="bootstrap-t" if resamples else "delta",
     )
 
 
-def _log_ratio(
+def _is_dominated(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> bool:
+    shares = [float(side.max() / side.sum()) for side in (numerators, denominators)]
+    return max(shares) > DOMINATING_SHARE
+
+
+def log_ratio(
     numerators: NDArray[np.float64], denominators: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Logarithm of the ratio of sums and its standard error, for each row.
@@ -99,7 +109,7 @@ def _log_ratio(
 
 
 def _bootstrap_quantiles(
-    numerators: NDArray[np.float64], denominators: NDArray[np.float64], log_ratio: float, seed: int
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64], observed: float, seed: int
 ) -> tuple[float, float, float]:
     """What takes the place of t's 2.5 %, 97.5 % and 1 % quantiles.
 
@@ -108,9 +118,9 @@ def _bootstrap_quantiles(
     """
     n = len(numerators)
     picked = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
-    ratio, error = _log_ratio(numerators[picked], denominators[picked])
+    ratio, error = log_ratio(numerators[picked], denominators[picked])
     usable = error > 0
-    pivots = (ratio[usable] - log_ratio) / error[usable]
+    pivots = (ratio[usable] - observed) / error[usable]
     upper, lower, upper_99 = np.quantile(pivots, [0.975, 0.025, 0.99])
     return -float(upper), -float(lower), -float(upper_99)
 

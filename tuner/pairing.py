@@ -1,0 +1,116 @@
+"""Two configurations compared prompt by prompt: four to eight times sharper than comparing their means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.intervals import Interval, ratio_interval
+from tuner.metrics import LATENCIES, decoded_tokens
+from tuner.records import Measurement, MeasureResult, RequestRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairs:
+    """A latency of both sides by prompt, repeats averaged.
+
+    Attributes:
+        baseline: [prompts], ms.
+        candidate: [prompts], ms, of the same prompts.
+        failed: Prompts left out because a request of either side failed.
+    """
+
+    prompt_ids: tuple[str, ...]
+    baseline: NDArray[np.float64]
+    candidate: NDArray[np.float64]
+    failed: tuple[str, ...]
+
+
+def paired(
+    baseline: Measurement, candidate: Measurement, metric: str = "e2e_ms", without: Collection[str] = ()
+) -> Pairs:
+    """Match the two sides by prompt.
+
+    TPOT is weighted on both sides by the tokens of the baseline's answer, so that sums over prompts are times.
+    """
+    left, right = _by_prompt(baseline), _by_prompt(candidate)
+    shared = [one for one in left if one in right and one not in without]
+    failed = tuple(one for one in shared if not all(record.is_complete for record in left[one] + right[one]))
+    rows = {
+        one: (_mean(left[one], metric), _mean(right[one], metric), _weight(left[one], metric))
+        for one in shared
+        if one not in failed
+    }
+    whole = {one: (row[0] * row[2], row[1] * row[2]) for one, row in rows.items() if row[0] and row[1]}
+    table = np.array(list(whole.values()), dtype=np.float64).reshape(-1, 2)
+    return Pairs(prompt_ids=tuple(whole), baseline=table[:, 0], candidate=table[:, 1], failed=failed)
+
+
+def _by_prompt(measurement: Measurement) -> dict[str, list[RequestRecord]]:
+    found: dict[str, list[RequestRecord]] = {}
+    for record in measurement.requests:
+        found.setdefault(record.prompt_id, []).append(record)
+    return found
+
+
+def _mean(records: Sequence[RequestRecord], metric: str) -> float:
+    """Mean over repeats; 0 where a request does not have the metric, so that the prompt is left out."""
+    values = [LATENCIES[metric](record) for record in records]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else 0.0
+
+
+def _weight(records: Sequence[RequestRecord], metric: str) -> float:
+    return float(np.mean([decoded_tokens(record) for record in records])) if metric == "tpot_ms" else 1.0
+
+
+def paired_speedup(
+    baseline: Measurement,
+    candidate: Measurement,
+    metric: str = "e2e_ms",
+    *,
+    without: Collection[str] = (),
+    seed: int = 0,
+) -> Interval | None:
+    """Σ latency of the baseline / Σ latency of the candidate over the prompts that both completed.
+
+    Prompts in ``without`` are left out. None for fewer than three prompts.
+    """
+    pairs = paired(baseline, candidate, metric, without)
+    return ratio_interval(pairs.baseline, pairs.candidate, seed)
+
+
+def anchored_speedup(baseline: Measurement, result: MeasureResult, metric: str = "e2e_ms") -> Interval | None:
+    """Gain of a candidate measured in search over a baseline measured earlier, corrected by its anchor.
+
+    The anchor shows how much slower or faster the machine is than at the baseline's time. Its own uncertainty is
+    in the interval. Without an anchor the machine is taken to be as it was. None for fewer than three prompts.
+    """
+    direct = paired_speedup(baseline, result.candidate, metric)
+    drift = None if result.anchor is None else paired_speedup(result.anchor, baseline, metric)
+    return direct if direct is None or drift is None else _product(direct, drift)
+
+
+def _product(one: Interval, other: Interval) -> Interval:
+    """The product of two independent ratios: widths on the logarithm's scale add in squares."""
+    estimate = one.estimate * other.estimate
+
+    def limit(name: str, sign: int) -> float:
+        widths = (math.log(getattr(side, name) / side.estimate) for side in (one, other))
+        return estimate * math.exp(sign * math.hypot(*widths))
+
+    return Interval(
+        estimate=estimate,
+        low=limit("low", -1),
+        high=limit("high", 1),
+        one_sided_99_low=limit("one_sided_99_low", -1),
+        n=one.n,
+        coefficient_of_variation=math.hypot(
+            one.coefficient_of_variation, other.coefficient_of_variation * math.sqrt(one.n / other.n)
+        ),
+        method=one.method,
+    )
