@@ -14,7 +14,7 @@ from tuner.errors import MeasurementError
 from tuner.intervals import Interval, prompts_needed, ratio_interval
 from tuner.metrics import mean_acceptance_length
 from tuner.outputs import Agreement, identical_outputs, looping_prompts
-from tuner.pairing import paired, paired_speedup
+from tuner.pairing import anchored_speedup, paired, paired_speedup
 from tuner.records import CertifyResult, Measurement
 from tuner.speculation import Speculation
 
@@ -120,9 +120,9 @@ def decide(
     baseline, other = certified.baseline, certified.candidate
     _refuse_forced_lengths(baseline, other)
     looping = looping_prompts(baseline, repetition_expected)
-    pairs = paired(baseline, other, without=looping)
+    pairs = paired(baseline, other, left_out=looping)
     speedup = ratio_interval(pairs.baseline, pairs.candidate, seed)
-    physics = physics_check(baseline, other, without=looping, draft_cost_low=draft_cost_low, seed=seed)
+    physics = physics_check(baseline, other, left_out=looping, draft_cost_low=draft_cost_low, seed=seed)
     verdict, reason = _verdict(speedup, physics, margin, more_failures=_more_failures(baseline, other))
     needed = _prompts_needed(speedup, margin) if reason in (TOO_FEW, BOTH_ANSWERS) else None
     with_looping = paired_speedup(baseline, other, seed=seed) if looping else speedup
@@ -161,7 +161,7 @@ def physics_check(
     baseline: Measurement,
     candidate: Measurement,
     *,
-    without: Collection[str] = (),
+    left_out: Collection[str] = (),
     draft_cost_low: float = 0.0,
     seed: int = 0,
 ) -> PhysicsCheck:
@@ -171,18 +171,18 @@ def physics_check(
     τ / (1 + draft cost). A gain whose lower limit exceeds that of τ's upper limit is an artefact, and so is a
     significant gain at τ = 1.
     """
-    gain = paired_speedup(baseline, candidate, "tpot_ms", without=without, seed=seed)
-    length = _acceptance_interval(candidate, without, seed)
+    gain = paired_speedup(baseline, candidate, "tpot_ms", left_out=left_out, seed=seed)
+    length = _acceptance_interval(candidate, left_out, seed)
     limit = None if length is None else length.high / (1 + draft_cost_low)
     is_artefact = gain is not None and limit is not None and gain.low > limit
     return PhysicsCheck(tpot_speedup=gain, limit=limit, is_artefact=is_artefact)
 
 
-def _acceptance_interval(candidate: Measurement, without: Collection[str], seed: int) -> Interval | None:
+def _acceptance_interval(candidate: Measurement, left_out: Collection[str], seed: int) -> Interval | None:
     rows = [
         (record.output_tokens - 1, record.rounds)
         for record in candidate.requests
-        if record.is_complete and record.prompt_id not in without and record.rounds and record.output_tokens
+        if record.is_complete and record.prompt_id not in left_out and record.rounds and record.output_tokens
     ]
     table = np.array(rows, dtype=np.float64).reshape(-1, 2)
     return ratio_interval(table[:, 0], table[:, 1], seed)
@@ -283,3 +283,16 @@ def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN) -> Deci
         margin=margin,
         candidate=best,
     )
+
+
+__all__ = [
+    "Decision",
+    "PhysicsCheck",
+    "Tried",
+    "Verdict",
+    "anchored_speedup",
+    "decide",
+    "no_winner",
+    "paired_speedup",
+    "physics_check",
+]

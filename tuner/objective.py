@@ -153,4 +153,5 @@ def losses(rows: Sequence[Mapping[str, float]], objectives: Sequence[Objective])
     """The rows' values with every objective turned so that lower is better: [rows, objectives]."""
     signs = np.array([-1.0 if objective.direction == "maximize" else 1.0 for objective in objectives])
     table = np.array([[row[objective.name] for objective in objectives] for row in rows], dtype=np.float64)
-    return np.multiply(table.reshape(len(rows), len(objectives)), signs)
+    turned: NDArray[np.float64] = table.reshape(len(rows), len(objectives)) * signs
+    return turned

@@ -31,14 +31,14 @@ class Pairs:
 
 
 def paired(
-    baseline: Measurement, candidate: Measurement, metric: str = "e2e_ms", without: Collection[str] = ()
+    baseline: Measurement, candidate: Measurement, metric: str = "e2e_ms", left_out: Collection[str] = ()
 ) -> Pairs:
     """Match the two sides by prompt.
 
     TPOT is weighted on both sides by the tokens of the baseline's answer, so that sums over prompts are times.
     """
     left, right = _by_prompt(baseline), _by_prompt(candidate)
-    shared = [one for one in left if one in right and one not in without]
+    shared = [one for one in left if one in right and one not in left_out]
     failed = tuple(one for one in shared if not all(record.is_complete for record in left[one] + right[one]))
     rows = {
         one: (_mean(left[one], metric), _mean(right[one], metric), _weight(left[one], metric))
@@ -73,25 +73,27 @@ def paired_speedup(
     candidate: Measurement,
     metric: str = "e2e_ms",
     *,
-    without: Collection[str] = (),
+    left_out: Collection[str] = (),
     seed: int = 0,
 ) -> Interval | None:
     """Σ latency of the baseline / Σ latency of the candidate over the prompts that both completed.
 
-    Prompts in ``without`` are left out. None for fewer than three prompts.
+    Prompts in ``left_out`` are left out. None for fewer than three prompts.
     """
-    pairs = paired(baseline, candidate, metric, without)
+    pairs = paired(baseline, candidate, metric, left_out)
     return ratio_interval(pairs.baseline, pairs.candidate, seed)
 
 
-def anchored_speedup(baseline: Measurement, result: MeasureResult, metric: str = "e2e_ms") -> Interval | None:
+def anchored_speedup(
+    baseline: Measurement, result: MeasureResult, metric: str = "e2e_ms", *, left_out: Collection[str] = ()
+) -> Interval | None:
     """Gain of a candidate measured in search over a baseline measured earlier, corrected by its anchor.
 
     The anchor shows how much slower or faster the machine is than at the baseline's time. Its own uncertainty is
     in the interval. Without an anchor the machine is taken to be as it was. None for fewer than three prompts.
     """
-    direct = paired_speedup(baseline, result.candidate, metric)
-    drift = None if result.anchor is None else paired_speedup(result.anchor, baseline, metric)
+    direct = paired_speedup(baseline, result.candidate, metric, left_out=left_out)
+    drift = None if result.anchor is None else paired_speedup(result.anchor, baseline, metric, left_out=left_out)
     return direct if direct is None or drift is None else _product(direct, drift)
 
 
