@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -316,9 +315,13 @@ class CertifyResult:
 RecordT = TypeVar("RecordT")
 
 
-@cache
+_adapters: dict[type, TypeAdapter[Any]] = {}  # building one takes milliseconds
+
+
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def to_json(record: object) -> bytes:

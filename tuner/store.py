@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from tuner.errors import NotFoundError, StorageError, StudyMismatchError
-from tuner.records import StageKind as StageKind
+from tuner.records import StageKind
 from tuner.speculation import Speculation, content_key
 
 
@@ -334,12 +335,8 @@ def check_trial_change(stored: TrialRecord | None, new: TrialRecord) -> None:
     Raises:
         StorageError: A value is NaN or infinite, or the stored trial is finished and differs.
     """
-    bad = {name: value for name, value in new.values.items() if not _is_finite(value)}
+    bad = {name: value for name, value in new.values.items() if not math.isfinite(value)}
     if bad:
         raise StorageError(f"trial {new.number} of study {new.study_name!r} has values that are not finite: {bad}")
     if stored is not None and stored.state is not TrialState.RUNNING and stored != new:
         raise StorageError(f"trial {new.number} of study {new.study_name!r} is finished and cannot change")
-
-
-def _is_finite(value: float) -> bool:
-    return abs(value) != float("inf") and value == value  # NaN is the only value unequal to itself

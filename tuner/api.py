@@ -1,0 +1,213 @@
+"""The composition root: turns options into a plan, opens what a search needs, and runs it.
+
+The CLI and ``tuner.search`` both come in here; it alone knows the concrete store and dispatchers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.dispatch import Dispatcher, InlineDispatcher
+from tuner.engines import load_engine
+from tuner.errors import ConfigurationError
+from tuner.lookup import did_you_mean
+from tuner.models.fingerprint import model_fingerprint
+from tuner.models.resolve import resolve_model
+from tuner.objective import parse_objectives
+from tuner.plan import DEFAULT_MARGIN, DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
+from tuner.provenance import collect_provenance
+from tuner.samplers import SAMPLER_NAMES, SamplerName, make_sampler
+from tuner.search import Observer, Search, SearchResult
+from tuner.search_space import SearchSpace, read_search_space
+from tuner.settings import Settings, read_settings
+from tuner.speculation import content_key
+from tuner.study import TrialLedger, distributions, open_optuna_storage
+from tuner.workload import Workload, read_workload
+
+QUICK_MAX_TRIALS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What a person may say about a search; everything has a default but the workload.
+
+    Attributes:
+        workload: Name of a shipped workload, or a YAML or JSONL file.
+        target: Catalogue name, folder, GGUF file or hub id; None takes the plain machine's default.
+        space: Name of a shipped search space, or a YAML file.
+        drafts: Only these drafts: names of the space, or model references.
+        prompts: JSONL file that replaces the workload's prompts.
+        quick: The workload's small sample, and fewer configurations.
+        objectives: Names; empty takes end-to-end latency and waste.
+        name: Of the study; None makes one from the workload and the settings, so that the same command goes on.
+        max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``.
+        margin: Smallest gain worth recommending.
+        storage: Database URL; None takes the settings'.
+        dispatch: ``"ray"``, or ``"inline"`` to run stages in this process.
+    """
+
+    workload: str
+    target: str | None = None
+    space: str = "cpu-default"
+    drafts: tuple[str, ...] = ()
+    prompts: str | None = None
+    quick: bool = False
+    objectives: tuple[str, ...] = ()
+    sampler: str = "tpe"
+    seed: int = 0
+    name: str | None = None
+    max_trials: int | None = None
+    margin: float = DEFAULT_MARGIN
+    num_threads: int | None = None
+    weight_format: str = "auto"
+    stage_deadline_s: float = STAGE_DEADLINE_S
+    storage: str | None = None
+    ray_address: str | None = None
+    dispatch: str = "ray"
+
+
+def plan_search(options: SearchOptions, settings: Settings | None = None) -> SearchPlan:
+    """Read and check everything that a search needs, before anything is spent.
+
+    Models that are not here yet are fetched.
+
+    Raises:
+        InputError: Something that a person wrote cannot be used.
+        DownloadError: A model could not be fetched.
+        EngineError: The engine refuses the target or a draft.
+    """
+    settings = settings or read_settings()
+    workload, space = _read_workload(options), _read_space(options)
+    objectives = parse_objectives(options.objectives)
+    sampler = _sampler_name(options.sampler)
+    _check_numbers(options)
+    engine = load_engine(space.engine)
+    target_name = options.target or settings.default_target
+    folders = {name: str(resolve_model(name, settings=settings)) for name in (target_name, *_draft_models(space))}
+    plan = SearchPlan(
+        name="unnamed",
+        target_model=folders[target_name],
+        target_name=target_name,
+        draft_folders={name: folders[name] for name in _draft_models(space)},
+        fingerprints={name: model_fingerprint(Path(folder)) for name, folder in folders.items()},
+        workload=workload,
+        space=space,
+        objectives=objectives,
+        cache_dir=str(settings.cache_dir),
+        sampler=sampler,
+        seed=options.seed,
+        max_trials=options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS),
+        margin=options.margin,
+        weight_format=options.weight_format,
+        num_threads=options.num_threads,
+        deadline_s=options.stage_deadline_s,
+    )
+    for name in space.choices:  # refuse a draft now, not after the baseline was measured
+        engine.check(plan.config(space.speculation(name, space.num_speculative_tokens.max)))
+    return replace(plan, name=options.name or _study_name(plan, quick=options.quick))
+
+
+def run_search(
+    options: SearchOptions, observer: Observer | None = None, settings: Settings | None = None
+) -> SearchResult:
+    """Plan a search and run it to its verdict, or go on with it where it was interrupted."""
+    from tuner_storage import open_store, optuna_url, study_lock
+
+    settings = settings or read_settings()
+    plan = plan_search(options, settings)
+    url = options.storage or settings.storage_url
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        starting = pool.submit(_start_dispatcher, options)  # seconds of Ray's start beside the opening of the store
+        store = open_store(url)
+        stack.callback(store.close)
+        stack.enter_context(study_lock(store, plan.name))
+        sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
+        storage = open_optuna_storage(optuna_url(url))
+        ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
+        dispatcher = stack.enter_context(starting.result())
+        return Search(plan, store, ledger, dispatcher, observer, collect_provenance()).run()
+
+
+def search(workload: str, observer: Observer | None = None, **options: Any) -> SearchResult:
+    """Find out whether, and how, speculation pays off for a workload.
+
+    Args:
+        workload: Name of a shipped workload, or a YAML or JSONL file.
+        observer: Hears the progress.
+        **options: The other fields of ``SearchOptions``.
+
+    Raises:
+        ConfigurationError: An option that does not exist.
+        TunerError: As ``plan_search`` and ``Search.run`` say.
+    """
+    known = SearchOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"search() has no option {name!r}", did_you_mean(name, tuple(known)))
+    return run_search(SearchOptions(workload=workload, **options), observer)
+
+
+def _start_ray(options: SearchOptions) -> Dispatcher:
+    from tuner.ray_dispatch import RayDispatcher
+
+    return RayDispatcher(options.ray_address).start()
+
+
+def _start_inline(_options: SearchOptions) -> Dispatcher:
+    return InlineDispatcher()
+
+
+_DISPATCHERS: Mapping[str, Callable[[SearchOptions], Dispatcher]] = {"ray": _start_ray, "inline": _start_inline}
+
+
+def _start_dispatcher(options: SearchOptions) -> Dispatcher:
+    return _DISPATCHERS[options.dispatch](options)
+
+
+def _read_workload(options: SearchOptions) -> Workload:
+    workload = read_workload(options.workload)
+    if options.prompts is not None:
+        workload = workload.with_prompts(read_workload(options.prompts).prompts)
+    return workload.quick() if options.quick else workload
+
+
+def _read_space(options: SearchOptions) -> SearchSpace:
+    space = read_search_space(options.space)
+    return space.with_drafts(options.drafts) if options.drafts else space
+
+
+def _draft_models(space: SearchSpace) -> tuple[str, ...]:
+    return tuple(draft.model for draft in space.drafts if draft.model is not None)
+
+
+def _sampler_name(text: str) -> SamplerName:
+    for name in SAMPLER_NAMES:
+        if name == text:
+            return name
+    raise ConfigurationError(f"no sampler named {text!r}", did_you_mean(text, SAMPLER_NAMES))
+
+
+def _check_numbers(options: SearchOptions) -> None:
+    if options.max_trials is not None and options.max_trials < 1:
+        raise ConfigurationError(f"--trials is {options.max_trials}", "give 1 or more; the baseline is the first")
+    if not 0 <= options.margin < 1:
+        raise ConfigurationError(f"--margin is {options.margin}", "give a share from 0 up to 1, e.g. 0.02 for 2 %")
+    if options.num_threads is not None and options.num_threads < 1:
+        raise ConfigurationError(f"--threads is {options.num_threads}", "give 1 or more")
+    if options.stage_deadline_s <= 0:
+        raise ConfigurationError(f"--stage-deadline is {options.stage_deadline_s}", "give seconds above 0")
+    if options.dispatch not in _DISPATCHERS:
+        raise ConfigurationError(
+            f"no dispatcher named {options.dispatch!r}", did_you_mean(options.dispatch, tuple(_DISPATCHERS))
+        )
+
+
+def _study_name(plan: SearchPlan, *, quick: bool) -> str:
+    """The same for the same settings, so that the same command goes on with its study."""
+    return f"{plan.workload.name}{'-quick' if quick else ''}-{content_key(dict(plan.spec))[:6]}"

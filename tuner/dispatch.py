@@ -1,0 +1,134 @@
+"""Where stages run: what a dispatcher promises, and one that runs them in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from tuner.errors import DispatchError, StageTimeoutError, TunerError
+from tuner.trial import Progress, StageTask, run_stage
+
+POLL_INTERVAL_S = 0.25
+"""Between two looks at a running stage: each costs the driver well under a millisecond of the timed cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStatus:
+    """How a submitted stage is doing.
+
+    Attributes:
+        done: Finished requests, of ``total``; both 0 until it says.
+        result: The stage's record as bytes, once it ended well.
+        error: Why it ended badly.
+    """
+
+    done: int = 0
+    total: int = 0
+    result: bytes | None = None
+    error: TunerError | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stage ended, well or badly."""
+        return self.result is not None or self.error is not None
+
+
+class Dispatcher(Protocol):
+    """Sends stages to where they run. A context manager; ``close`` may be called twice."""
+
+    def submit(self, task: StageTask) -> None:
+        """Start a stage, or attach to it where a stage of that name runs already. Does not wait."""
+        ...
+
+    def poll(self, task: StageTask) -> StageStatus:
+        """How a submitted stage is doing. Does not wait.
+
+        Once its deadline is over, a stage is ended with all its processes and its error is a
+        ``StageTimeoutError``; a lost worker gives a ``WorkerLostError``.
+        """
+        ...
+
+    def forget(self, task: StageTask) -> None:
+        """Release an ended stage, after its result is stored; ends one that still runs."""
+        ...
+
+    def close(self) -> None:
+        """End every stage and release everything."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+def wait_for(
+    dispatcher: Dispatcher,
+    task: StageTask,
+    progress: Progress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> StageStatus:
+    """Submit a stage and look at it until it ends."""
+    dispatcher.submit(task)
+    while not (status := dispatcher.poll(task)).has_ended:
+        if progress is not None and status.total:
+            progress(status.done, status.total)
+        sleep(POLL_INTERVAL_S)
+    return status
+
+
+class InlineDispatcher:
+    """Runs each stage in this very process, at ``submit``; for debugging and for tests.
+
+    Deadlines are noticed only after the stage ended, and nothing keeps other work off the machine.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, StageStatus] = {}
+
+    def submit(self, task: StageTask) -> None:
+        """See ``Dispatcher.submit``."""
+        if task.name in self._ended:
+            return
+        began_s = time.monotonic()
+        try:
+            status = StageStatus(result=run_stage(task))
+        except TunerError as error:
+            status = StageStatus(error=error)
+        if time.monotonic() - began_s > task.deadline_s:
+            status = StageStatus(error=timeout_error(task))
+        self._ended[task.name] = status
+
+    def poll(self, task: StageTask) -> StageStatus:
+        """See ``Dispatcher.poll``."""
+        if task.name not in self._ended:
+            raise DispatchError(f"stage {task.name} was never submitted")
+        return self._ended[task.name]
+
+    def forget(self, task: StageTask) -> None:
+        """See ``Dispatcher.forget``."""
+        self._ended.pop(task.name, None)
+
+    def close(self) -> None:
+        """See ``Dispatcher.close``."""
+        self._ended.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def timeout_error(task: StageTask) -> StageTimeoutError:
+    """The error of a stage that ran past its deadline."""
+    return StageTimeoutError(
+        f"stage {task.kind} of {task.config.speculation.label} ran longer than its deadline of {task.deadline_s:.0f} s",
+        "give --stage-deadline more seconds, or fewer or shorter prompts",
+    )

@@ -1,0 +1,154 @@
+"""From what a stage measured to the row of a trial: objective values, columns of tables, state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from tuner.errors import MeasurementError, TunerError
+from tuner.metrics import e2e_ms, summarize
+from tuner.objective import Objective, losses, values
+from tuner.outputs import identical_outputs, looping_prompts
+from tuner.pairing import anchored_speedup
+from tuner.pareto import pareto_front
+from tuner.predictions import Predictions
+from tuner.records import BaselineResult, Measurement, MeasureResult, RequestRecord
+from tuner.speculation import Speculation
+from tuner.store import ParetoEntry, TrialRecord, TrialState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """What became of a trial.
+
+    Attributes:
+        metrics: ``metrics.summarize``'s columns, and of a candidate: ``speedup`` over no speculation with
+            ``speedup_low`` and ``speedup_high``, ``identical_share``, and ``machine_slowdown``, the anchor's time
+            over the baseline's on the same prompts, by which its times were divided.
+    """
+
+    state: TrialState
+    values: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    error_type: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def of_baseline(cls, result: BaselineResult, objectives: Sequence[Objective]) -> TrialOutcome:
+        """The target alone: a speed-up of exactly 1."""
+        return cls(
+            state=TrialState.COMPLETE,
+            values=values(result.measurement, objectives),
+            metrics=summarize(result.measurement) | {"speedup": 1.0},
+        )
+
+    @classmethod
+    def of_candidate(
+        cls,
+        baseline: BaselineResult,
+        result: MeasureResult,
+        objectives: Sequence[Objective],
+        repetition_expected: Callable[[str], bool],
+    ) -> TrialOutcome:
+        """A configuration beside the baseline, both at the machine's speed of the baseline's run.
+
+        Raises:
+            MeasurementError: An objective has no value, or the anchor shares no prompt with the baseline.
+        """
+        slowdown = machine_slowdown(baseline.measurement, result.anchor)
+        candidate = at_reference_speed(result.candidate, slowdown)
+        looping = looping_prompts(baseline.measurement, repetition_expected)
+        speedup = anchored_speedup(baseline.measurement, result, left_out=looping)
+        agreement = identical_outputs(baseline.measurement, candidate)
+        return cls(
+            state=TrialState.COMPLETE,
+            values=values(candidate, objectives),
+            metrics=summarize(candidate)
+            | {
+                "speedup": None if speedup is None else speedup.estimate,
+                "speedup_low": None if speedup is None else speedup.low,
+                "speedup_high": None if speedup is None else speedup.high,
+                "identical_share": agreement.share_identical,
+                "machine_slowdown": slowdown,
+            },
+        )
+
+    @classmethod
+    def infeasible(cls, error: TunerError) -> TrialOutcome:
+        """A configuration that cannot run, with its reason."""
+        return cls(state=TrialState.INFEASIBLE, error_type=type(error).__name__, error=str(error))
+
+    def applied_to(self, row: TrialRecord, ended_at: datetime) -> TrialRecord:
+        """The trial's row with this outcome."""
+        return replace(
+            row,
+            state=self.state,
+            values=self.values,
+            metrics=self.metrics,
+            error_type=self.error_type,
+            error=self.error,
+            ended_at=ended_at,
+        )
+
+
+def machine_slowdown(baseline: Measurement, anchor: Measurement | None) -> float:
+    """How much slower the machine was at the anchor than at the baseline: Σ e2e / Σ e2e on the same prompts.
+
+    1 without an anchor.
+
+    Raises:
+        MeasurementError: They have no completed prompt in common.
+    """
+    if anchor is None:
+        return 1.0
+    before = {record.prompt_id: e2e_ms(record) for record in baseline.requests}
+    pairs = [
+        (now, then)
+        for record in anchor.requests
+        if (now := e2e_ms(record)) is not None and (then := before.get(record.prompt_id)) is not None
+    ]
+    if not pairs:
+        raise MeasurementError(
+            "the baseline run beside the candidate completed none of the baseline's prompts",
+            "look at the failed requests of the stage",
+        )
+    return sum(now for now, _ in pairs) / sum(then for _, then in pairs)
+
+
+def at_reference_speed(measurement: Measurement, slowdown: float) -> Measurement:
+    """The measurement with every time divided by ``slowdown``, so that loads of different moments compare."""
+    return replace(
+        measurement,
+        requests=tuple(_scaled(record, slowdown) for record in measurement.requests),
+        wall_s=measurement.wall_s / slowdown,
+    )
+
+
+def _scaled(record: RequestRecord, slowdown: float) -> RequestRecord:
+    return replace(
+        record,
+        sent_s=record.sent_s / slowdown,
+        chunks=tuple((at_s / slowdown, count) for at_s, count in record.chunks),
+    )
+
+
+def front_members(
+    trials: Sequence[TrialRecord],
+    untried: Sequence[Speculation],
+    predictions: Predictions,
+    objectives: Sequence[Objective],
+) -> tuple[ParetoEntry, ...]:
+    """The Pareto front over measured trials and those of the untried whose every objective can be predicted."""
+    entries = [
+        ParetoEntry(speculation=trial.speculation, values=trial.values, trial_number=trial.number, is_measured=True)
+        for trial in trials
+    ]
+    entries += [
+        ParetoEntry(speculation=speculation, values=predicted, trial_number=None, is_measured=False)
+        for speculation in untried
+        if (predicted := predictions.values(speculation, objectives)) is not None
+    ]
+    on_front = pareto_front(losses([entry.values for entry in entries], objectives))
+    members = [entry for entry, is_member in zip(entries, on_front, strict=True) if is_member]
+    return tuple(sorted(members, key=lambda entry: losses([entry.values], objectives[:1])[0, 0]))

@@ -1,0 +1,154 @@
+"""What a search would do: its settings, and the stages that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tuner.objective import Objective
+from tuner.records import Prompt, StageKind, TargetOutput
+from tuner.samplers import SamplerName
+from tuner.search_space import SearchSpace
+from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
+from tuner.trial import StageTask, StepTiming
+from tuner.workload import Workload
+
+DEFAULT_MAX_TRIALS = 6
+DEFAULT_MARGIN = 0.02
+STAGE_DEADLINE_S = 1800.0
+STEP_REPEATS = 12
+"""Timings of each step size: enough for a median that one scheduler hiccup does not move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPlan:
+    """Everything that decides what a search does.
+
+    Attributes:
+        target_model: Folder of the target.
+        target_name: What a person called it.
+        space: As written, with drafts by name or reference.
+        draft_folders: Folder of the weights of each draft reference in the space.
+        fingerprints: Hash of the content of the target and of each draft, so that other weights are another study.
+        max_trials: Most configurations that are measured, the baseline among them.
+        margin: Smallest gain worth recommending: 0.02 asks for 2 %.
+    """
+
+    name: str
+    target_model: str
+    target_name: str
+    draft_folders: Mapping[str, str]
+    fingerprints: Mapping[str, str]
+    workload: Workload
+    space: SearchSpace
+    objectives: tuple[Objective, ...]
+    cache_dir: str
+    sampler: SamplerName = "tpe"
+    seed: int = 0
+    max_trials: int = DEFAULT_MAX_TRIALS
+    margin: float = DEFAULT_MARGIN
+    weight_format: str = "auto"
+    num_threads: int | None = None
+    max_model_len: int = 1024
+    deadline_s: float = STAGE_DEADLINE_S
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """What makes two searches the same study, as plain JSON values."""
+        return {
+            "models": dict(self.fingerprints),
+            "workload": _workload_spec(self.workload),
+            "space": _space_spec(self.space),
+            "objectives": [objective.name for objective in self.objectives],
+            "sampler": self.sampler,
+            "seed": self.seed,
+            "max_trials": self.max_trials,
+            "margin": self.margin,
+            "weight_format": self.weight_format,
+            "num_threads": self.num_threads,
+            "max_model_len": self.max_model_len,
+        }
+
+    def config(self, speculation: Speculation) -> EngineConfig:
+        """How the engine is loaded for a configuration."""
+        reference = speculation.draft_model
+        folder = None if reference is None else self.draft_folders[reference]
+        return EngineConfig(
+            target_model=self.target_model,
+            speculation=replace(speculation, draft_model=folder),
+            max_num_seqs=self.workload.concurrency,
+            max_model_len=self.max_model_len,
+            weight_format=self.weight_format,
+            num_threads=self.num_threads,
+        )
+
+    @property
+    def deepest(self) -> int:
+        """Largest k of the space."""
+        return self.space.num_speculative_tokens.max
+
+    def baseline_task(self) -> StageTask:
+        """The target alone over the search's prompts, and the cost of verifying several rows."""
+        widths = tuple(range(1, self.deepest + 2))
+        timing = StepTiming(verify_widths=widths, draft_lengths=(), repeats=STEP_REPEATS)
+        return self._task(StageKind.BASELINE, NO_SPECULATION, self.workload.search_sample(), timing=timing)
+
+    def trace_task(self, draft_name: str, outputs: Sequence[TargetOutput]) -> StageTask:
+        """One draft's proposals along the target's outputs, and the cost of proposing."""
+        lengths = tuple(range(1, self.deepest + 1))
+        timing = StepTiming(verify_widths=(), draft_lengths=lengths, repeats=STEP_REPEATS)
+        speculation = self.space.speculation(draft_name, self.deepest)
+        return self._task(StageKind.TRACE, speculation, (), timing=timing, outputs=tuple(outputs))
+
+    def measure_task(self, speculation: Speculation) -> StageTask:
+        """One configuration over the search's prompts."""
+        return self._task(StageKind.MEASURE, speculation, self.workload.search_sample())
+
+    def certify_task(self, speculation: Speculation) -> StageTask:
+        """The winner and the baseline in alternating blocks, on prompts the search has not seen."""
+        return self._task(StageKind.CERTIFY, speculation, self.workload.certify_sample())
+
+    def _task(
+        self,
+        kind: StageKind,
+        speculation: Speculation,
+        prompts: tuple[Prompt, ...],
+        timing: StepTiming | None = None,
+        outputs: tuple[TargetOutput, ...] = (),
+    ) -> StageTask:
+        return StageTask(
+            study_name=self.name,
+            kind=kind,
+            key=content_key({"kind": kind, "speculation": asdict(speculation)}),
+            engine=self.space.engine,
+            config=self.config(speculation),
+            prompts=prompts,
+            max_output_tokens=self.workload.max_output_tokens,
+            sampling=self.workload.sampling,
+            concurrency=self.workload.concurrency,
+            cache_dir=self.cache_dir,
+            outputs=outputs,
+            timing=timing,
+            deadline_s=self.deadline_s,
+        )
+
+
+def _workload_spec(workload: Workload) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "prompts_sha256": workload.prompts_sha256,
+        "search_prompts": [prompt.prompt_id for prompt in workload.search_sample()],
+        "certify_prompts": [prompt.prompt_id for prompt in workload.certify_sample()],
+        "max_output_tokens": workload.max_output_tokens,
+        "concurrency": workload.concurrency,
+        "sampling": asdict(workload.sampling),
+    }
+
+
+def _space_spec(space: SearchSpace) -> dict[str, Any]:
+    return {
+        "engine": space.engine,
+        "drafts": {name: space.draft(name).model_dump(mode="json") for name in space.draft_names},
+        "num_speculative_tokens": space.num_speculative_tokens.model_dump(),
+    }

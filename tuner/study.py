@@ -1,0 +1,205 @@
+"""The Optuna study: a projection of our trials that samplers learn from and optuna-dashboard shows.
+
+Our store is the truth. ``reconcile`` repairs this projection, or rebuilds it where it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from optuna.trial import FrozenTrial, create_trial
+from optuna.trial import TrialState as OptunaState
+
+from tuner.errors import StorageError
+from tuner.objective import Objective
+from tuner.search_space import SearchSpace
+from tuner.speculation import Speculation
+from tuner.store import TrialRecord, TrialState
+
+logger = logging.getLogger(__name__)
+
+DRAFT = "draft"
+TOKENS = "num_speculative_tokens"  # what the dashboard shows, so it has the name that people know
+CONSTRAINT = "cannot_run"
+PENALTY_FACTOR = 2.0
+"""A configuration that cannot run is told twice the worst value seen: worse than all, yet on their scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A configuration that Optuna asks for, under the number that it gave."""
+
+    number: int
+    speculation: Speculation
+
+
+def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """The search space as Optuna knows it: flat, with k asked for even where the draft is ``none``."""
+    bounds = space.num_speculative_tokens
+    return {DRAFT: CategoricalDistribution(space.choices), TOKENS: IntDistribution(bounds.min, bounds.max)}
+
+
+def open_optuna_storage(url: str | None) -> BaseStorage:
+    """Optuna's storage in the same database as our tables; in memory where there is no database.
+
+    Raises:
+        StorageError: The database does not answer.
+    """
+    if url is None:
+        return InMemoryStorage()
+    arguments = {"connect_args": {"timeout": 30}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        return RDBStorage(url, engine_kwargs=arguments)
+    except Exception as error:
+        raise StorageError(f"Optuna cannot use the database: {type(error).__name__}", "see --storage") from error
+
+
+class TrialLedger:
+    """One Optuna study, asked and told by number."""
+
+    def __init__(self, study: optuna.Study, space: SearchSpace, objectives: Sequence[Objective]) -> None:
+        self._study = study
+        self._space = space
+        self._distributions = distributions(space)
+        self._objectives = tuple(objectives)
+
+    @classmethod
+    def open(
+        cls,
+        storage: BaseStorage,
+        name: str,
+        space: SearchSpace,
+        objectives: Sequence[Objective],
+        sampler: BaseSampler,
+    ) -> Self:
+        """Create the study, or open the one of that name."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            load_if_exists=True,
+            directions=[objective.direction for objective in objectives],
+            sampler=sampler,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names([objective.name for objective in objectives])
+        for draft in space.drafts:  # the table behind the short ids
+            study.set_user_attr(f"draft:{draft.name}", draft.model_dump(mode="json"))
+        return cls(study, space, objectives)
+
+    def enqueue(self, speculation: Speculation, predicted: Mapping[str, float] | None = None) -> None:
+        """Have this configuration asked for next, unless it was asked for or enqueued before."""
+        parameters = {DRAFT: speculation.draft_name, TOKENS: max(speculation.drafted_tokens, self._lowest_tokens)}
+        self._study.enqueue_trial(parameters, user_attrs={"predicted": dict(predicted or {})}, skip_if_exists=True)
+
+    def ask(self) -> Asked:
+        """The configuration to try next. It may repeat an earlier one: the caller answers those from the store."""
+        trial = self._study.ask(self._distributions)
+        return Asked(trial.number, self._speculation(trial.params))
+
+    def tell(self, trial: TrialRecord) -> None:
+        """Tell Optuna what became of a trial, from our row; telling twice changes nothing."""
+        frozen = self._frozen(trial.number)
+        if frozen is None or frozen.state.is_finished():
+            return
+        for name, value in _attributes(trial).items():
+            self._study._storage.set_trial_user_attr(frozen._trial_id, name, value)
+        if trial.state is TrialState.LOST:
+            self._finish(trial.number, None, OptunaState.FAIL)
+            return
+        self._set_constraint(frozen, violated=trial.state is TrialState.INFEASIBLE)
+        self._finish(trial.number, self._values(trial), OptunaState.COMPLETE)
+
+    def reconcile(self, trials: Sequence[TrialRecord]) -> None:
+        """Make the projection agree with our rows after a driver died, or rebuild it where it is gone."""
+        rows = {trial.number: trial for trial in trials}
+        frozen = self._study.get_trials(deepcopy=False)
+        for number in range(len(frozen), max(rows, default=-1) + 1):
+            self._study.add_trial(self._rebuilt(rows.get(number)))
+        for one in self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
+            row = rows.get(one.number)
+            if row is None:  # the driver died between Optuna's row and ours
+                logger.info("trial %d was asked for but never kept; it is dropped", one.number)
+                self._finish(one.number, None, OptunaState.FAIL)
+            elif row.state is not TrialState.RUNNING:
+                self.tell(row)
+
+    @property
+    def _lowest_tokens(self) -> int:
+        return self._space.num_speculative_tokens.min
+
+    def _speculation(self, parameters: Mapping[str, Any]) -> Speculation:
+        return self._space.speculation(str(parameters[DRAFT]), int(parameters[TOKENS]))
+
+    def _frozen(self, number: int) -> FrozenTrial | None:
+        trials = self._study.get_trials(deepcopy=False)
+        return trials[number] if number < len(trials) else None
+
+    def _finish(self, number: int, values: Sequence[float] | None, state: OptunaState) -> None:
+        try:
+            self._study.tell(number, values, state=state, skip_if_finished=True)
+        except RuntimeError as error:
+            # Grid samplers end a space by `study.stop()`, which works only inside `optimize`; the trial is stored.
+            if "stop" not in str(error).lower():
+                raise
+
+    def _set_constraint(self, frozen: FrozenTrial, *, violated: bool) -> None:
+        storage = self._study._storage
+        value = 1.0 if violated else 0.0
+        storage.set_trial_system_attr(frozen._trial_id, f"constraints:{CONSTRAINT}", value)
+        # optuna-dashboard 0.21 reads only the older list
+        storage.set_trial_system_attr(frozen._trial_id, "constraints", [value])
+
+    def _values(self, trial: TrialRecord) -> list[float]:
+        if trial.state is TrialState.COMPLETE:
+            return [trial.values[objective.name] for objective in self._objectives]
+        return [self._penalty(index) for index in range(len(self._objectives))]
+
+    def _penalty(self, index: int) -> float:
+        """Twice the worst value seen; for objectives that are maximised, half of the lowest."""
+        seen = [
+            trial.values[index]
+            for trial in self._study.get_trials(deepcopy=False, states=(OptunaState.COMPLETE,))
+            if trial.values is not None
+        ]
+        if self._objectives[index].direction == "maximize":
+            return min(seen, default=0.0) / PENALTY_FACTOR
+        return max(seen, default=1.0) * PENALTY_FACTOR
+
+    def _rebuilt(self, row: TrialRecord | None) -> FrozenTrial:
+        if row is None:
+            return create_trial(state=OptunaState.FAIL)
+        tokens = max(row.speculation.drafted_tokens, self._lowest_tokens)
+        parameters = {DRAFT: row.speculation.draft_name, TOKENS: tokens}
+        state = {TrialState.RUNNING: OptunaState.RUNNING, TrialState.LOST: OptunaState.FAIL}.get(
+            row.state, OptunaState.COMPLETE
+        )
+        violated = float(row.state is TrialState.INFEASIBLE)
+        return create_trial(
+            state=state,
+            params=parameters,
+            distributions=self._distributions,
+            values=self._values(row) if state is OptunaState.COMPLETE else None,
+            user_attrs=_attributes(row),
+            system_attrs={f"constraints:{CONSTRAINT}": violated, "constraints": [violated]},
+        )
+
+
+def _attributes(trial: TrialRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {"configuration": trial.speculation.label, "config_key": trial.speculation.key}
+    found |= {name: value for name, value in trial.metrics.items() if value is not None}
+    found |= {f"predicted_{name}": value for name, value in trial.predicted.items()}
+    if trial.duplicate_of is not None:
+        found["duplicate_of"] = trial.duplicate_of
+    if trial.error is not None:
+        found["error"] = trial.error
+    return found

@@ -1,0 +1,162 @@
+"""What a worker does: one stage, from loading an engine to the record of what was seen.
+
+Workers see neither the store nor Optuna. They get a ``StageTask``, and return the stage's record as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
+from tuner.errors import UnsupportedConfigurationError
+from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor
+from tuner.records import (
+    BaselineResult,
+    CertifyResult,
+    MeasureResult,
+    Prompt,
+    Sampling,
+    StageKind,
+    TargetOutput,
+    TimedSteps,
+    TraceResult,
+    to_json,
+)
+from tuner.speculation import NO_SPECULATION, EngineConfig
+
+Progress = Callable[[int, int], None]
+"""Called with (finished, total) requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTiming:
+    """Which single steps are timed, and how often each."""
+
+    verify_widths: tuple[int, ...]
+    draft_lengths: tuple[int, ...]
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTask:
+    """One piece of work, complete in itself; travels to the worker pickled.
+
+    Attributes:
+        key: What it works on, by content. With the kind and the attempt it names the stage in a cluster.
+        engine: Name of the engine's entry point.
+        config: What is loaded; the baseline is this with ``NO_SPECULATION``.
+        prompts: In order of sending.
+        outputs: The target's own outputs, for ``trace`` only.
+        timing: Single steps to time, for ``baseline`` and ``trace``.
+        deadline_s: Ends the stage this long after it began to run.
+    """
+
+    study_name: str
+    kind: StageKind
+    key: str
+    engine: str
+    config: EngineConfig
+    prompts: tuple[Prompt, ...]
+    max_output_tokens: int
+    sampling: Sampling
+    concurrency: int
+    cache_dir: str
+    outputs: tuple[TargetOutput, ...] = ()
+    timing: StepTiming | None = None
+    attempt: int = 0
+    deadline_s: float = 3600.0
+
+    @property
+    def name(self) -> str:
+        """Unique per study, kind, key and attempt."""
+        return f"{self.study_name}:{self.kind}:{self.key}:{self.attempt}"
+
+    @property
+    def limits(self) -> MeasureLimits:
+        """How requests are sent and capped."""
+        return MeasureLimits(
+            max_output_tokens=self.max_output_tokens, sampling=self.sampling, concurrency=self.concurrency
+        )
+
+
+def run_stage(task: StageTask, progress: Progress | None = None) -> bytes:
+    """Do the work of one stage.
+
+    Returns:
+        The stage's record, as ``records.to_json`` writes it.
+
+    Raises:
+        EngineError: The configuration cannot run, or what was observed contradicts itself.
+    """
+    engine = load_engine(task.engine)
+    return to_json(_STAGES[task.kind](engine, task, progress))
+
+
+def _run_baseline(engine: Engine, task: StageTask, progress: Progress | None) -> BaselineResult:
+    with _load(engine, replace(task.config, speculation=NO_SPECULATION), task) as loaded:
+        measurement = measure(loaded, task.prompts, task.limits, progress=progress)
+        return BaselineResult(measurement=measurement, verify=_time_verify(loaded, task.timing))
+
+
+def _time_verify(loaded: LoadedEngine, timing: StepTiming | None) -> TimedSteps | None:
+    if timing is None or not isinstance(loaded, Replayable):
+        return None
+    return loaded.time_verify(timing.verify_widths, timing.repeats)
+
+
+def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> TraceResult:
+    with _load(engine, task.config, task) as loaded:
+        if not isinstance(loaded, Replayable) or task.timing is None:
+            raise UnsupportedConfigurationError(
+                f"engine {task.engine!r} cannot replay drafts", "measure configurations instead of predicting them"
+            )
+        steps = loaded.time_draft(task.timing.draft_lengths, task.timing.repeats)
+        trace = loaded.trace(task.outputs)
+        if progress is not None:
+            progress(len(task.outputs), len(task.outputs))
+        return TraceResult(trace=trace, draft_steps=steps)
+
+
+def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> Artifact:
+    artifact = engine.compile(task.config, task.cache_dir)
+    if progress is not None:
+        progress(1, 1)
+    return artifact
+
+
+def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> MeasureResult:
+    if engine.capabilities.loads_at_once < 2:
+        with _load(engine, task.config, task) as candidate:
+            return MeasureResult(
+                candidate=measure(candidate, task.prompts, task.limits, progress=progress), anchor=None
+            )
+    with ExitStack() as stack:
+        baseline, candidate = _load_both(engine, task, stack)
+        return measure_with_anchor(baseline, candidate, task.prompts, task.limits, progress=progress)
+
+
+def _run_certify(engine: Engine, task: StageTask, progress: Progress | None) -> CertifyResult:
+    with ExitStack() as stack:
+        baseline, candidate = _load_both(engine, task, stack)
+        return measure_blocks(baseline, candidate, task.prompts, task.limits, progress=progress)
+
+
+def _load_both(engine: Engine, task: StageTask, stack: ExitStack) -> Sequence[LoadedEngine]:
+    configs = (replace(task.config, speculation=NO_SPECULATION), task.config)
+    return [stack.enter_context(_load(engine, config, task)) for config in configs]
+
+
+def _load(engine: Engine, config: EngineConfig, task: StageTask) -> LoadedEngine:
+    engine.check(config)
+    return engine.load(config, engine.compile(config, task.cache_dir))
+
+
+_STAGES: dict[StageKind, Callable[[Engine, StageTask, Progress | None], object]] = {
+    StageKind.BASELINE: _run_baseline,
+    StageKind.TRACE: _run_trace,
+    StageKind.COMPILE: _run_compile,
+    StageKind.MEASURE: _run_measure,
+    StageKind.CERTIFY: _run_certify,
+}
