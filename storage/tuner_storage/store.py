@@ -10,9 +10,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
+from tuner.records import StageKind
 from tuner.store import (
     ParetoEntry,
-    StageKind,
     StageRecord,
     StudyRecord,
     TrialRecord,

@@ -16,8 +16,9 @@ from typing import Annotated, Any, ClassVar
 from sqlalchemy import JSON, Enum, ForeignKey, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tuner.records import StageKind
 from tuner.speculation import Speculation
-from tuner.store import MAX_NAME_LENGTH, StageKind, StageState, TrialState
+from tuner.store import MAX_NAME_LENGTH, StageState, TrialState
 from tuner_storage.columns import Compressed, SpeculationColumn, UtcDateTime
 
 _NAMES = {
