@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,6 +20,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """Okabe and Ito's colours, told apart with any colour vision."""
 
 INK, GRID, PAPER = "#24292f", "#e5e8eb", "#ffffff"
+VERDICT_WIDTH = 130
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 
 
@@ -80,7 +82,9 @@ def write_chart(chart: SpeedChart, path: Path) -> None:
     Raises:
         ConfigurationError: The folder does not exist or cannot be written.
     """
-    page = speed_figure(chart).to_html(include_plotlyjs=True, full_html=True, config={"displaylogo": False})
+    page = speed_figure(chart).to_html(
+        include_plotlyjs=True, full_html=True, default_height="96vh", config={"displaylogo": False}
+    )
     page = page.replace("<head>", f"<head><title>{escape(chart.title)}</title>", 1)
     replace_text(path, page)
 
@@ -169,9 +173,10 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
     tokens = [
         point.drafted_tokens for curve in chart.curves for point in (*curve.predicted, *curve.measured)
     ] or [1]  # fmt: skip
+    verdict = "<br>".join(escape(line) for line in wrap(chart.verdict, VERDICT_WIDTH))
     return {
         "title": {
-            "text": f"<b>{escape(chart.title)}</b><br><span style='font-size:14px'>{escape(chart.verdict)}</span>",
+            "text": f"<b>{escape(chart.title)}</b><br><span style='font-size:14px'>{verdict}</span>",
             "x": 0.01,
             "xanchor": "left",
             "font": {"size": 20},
