@@ -82,32 +82,33 @@ def trial_table(result: StudyResult, width: int = WIDE) -> Table:
     is_wide = width >= WIDE
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1 if is_wide else 0, 0, 1))
     for wide, narrow, justify in _COLUMNS:
-        table.add_column(wide if is_wide else narrow, justify=justify, overflow="fold", vertical="bottom")
+        title, no_wrap = (wide if is_wide else narrow), wide != "configuration"
+        table.add_column(title, justify=justify, no_wrap=no_wrap, overflow="fold", vertical="bottom")
     chosen = None if result.recommended is None else result.recommended.number
     for trial in result.trials:
         if trial.duplicate_of is None:
-            cells = _row(trial, " " if is_wide else "\n")
+            cells = _row(trial, is_wide=is_wide)
             table.add_row(*cells, style="bold green" if trial.number == chosen else "")
     return table
 
 
 _COLUMNS: tuple[tuple[str, str, Literal["left", "right"]], ...] = (
     ("#", "#", "right"),
-    ("configuration", "configuration", "left"),
-    ("drafted\ntokens", "drafted\ntokens", "right"),
+    ("configuration", "draft", "left"),
+    ("drafted\ntokens", "draft\ntokens", "right"),
     ("acceptance\nrate", "accept.\nrate", "right"),
-    ("mean acceptance\nlength", "mean\naccept.\nlength", "right"),
+    ("mean\nacceptance\nlength", "mean\naccept.\nlength", "right"),
     ("TPOT\nms", "TPOT\nms", "right"),
     ("speed-up\n(95 % interval)", "speed-up\n(95 %)", "right"),
     ("predicted\nspeed-up", "pre-\ndicted", "right"),
-    ("wasted per\noutput token", "waste", "right"),
+    ("wasted per\noutput\ntoken", "waste", "right"),
     ("identical\noutputs", "same\noutput", "right"),
 )
 
 
-def _row(trial: TrialRecord, between: str) -> tuple[str | Text, ...]:
+def _row(trial: TrialRecord, *, is_wide: bool) -> tuple[str | Text, ...]:
     speculation, metrics = trial.speculation, trial.metrics
-    name = "no speculation" if speculation.is_baseline else speculation.draft_name
+    name = "no speculation" if speculation.is_baseline and is_wide else speculation.draft_name
     tokens = ABSENT if speculation.is_baseline else str(speculation.drafted_tokens)
     predicted = _number(trial.predicted.get("speedup"), ".2f")
     if trial.state is not TrialState.COMPLETE:
@@ -119,8 +120,8 @@ def _row(trial: TrialRecord, between: str) -> tuple[str | Text, ...]:
         tokens,
         _number(metrics.get("acceptance_rate"), ".0%"),
         ABSENT if speculation.is_baseline else _number(metrics.get("mean_acceptance_length"), ".2f"),
-        between.join(_with_limits(metrics, "tpot_ms_mean", "tpot_ms", ".1f")),
-        between.join(_with_limits(metrics, "speedup", "speedup", ".2f")),
+        _with_limits(metrics, "tpot_ms_mean", "tpot_ms", ".1f", is_wide=is_wide),
+        _with_limits(metrics, "speedup", "speedup", ".2f", is_wide=is_wide),
         predicted,
         _number(metrics.get("waste_tokens_per_output_token"), ".2f"),
         _number(metrics.get("identical_share"), ".0%"),
@@ -131,11 +132,14 @@ def _number(value: float | None, form: str) -> str:
     return ABSENT if value is None or not math.isfinite(value) else f"{value:{form}}".replace("%", " %")
 
 
-def _with_limits(metrics: Mapping[str, float | None], name: str, limits: str, form: str) -> tuple[str, ...]:
-    """The figure, and its interval where there is one."""
+def _with_limits(metrics: Mapping[str, float | None], name: str, limits: str, form: str, *, is_wide: bool) -> str:
+    """The figure, with its interval where there is one."""
     low, high = metrics.get(f"{limits}_low"), metrics.get(f"{limits}_high")
     text = _number(metrics.get(name), form)
-    return (text,) if low is None or high is None else (text, f"({low:{form}}–{high:{form}})")
+    if low is None or high is None:
+        return text
+    interval = f"{low:{form}}–{high:{form}}"
+    return f"{text} ({interval})" if is_wide else f"{text}\n{interval}"
 
 
 def reasons(trials: Sequence[TrialRecord]) -> tuple[str, ...]:
