@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from tuner.errors import ConfigurationError, UnsupportedConfigurationError
+from tuner.decide import Decision, Verdict
+from tuner.errors import ConfigurationError, NotFoundError, UnsupportedConfigurationError
 from tuner.models.files import CONFIG, read_json_if_there
-from tuner.speculation import EngineConfig, Method, Speculation
+from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
+from tuner.store import TrialRecord, TrialState
 from tuner.text_files import replace_text
 
 OWN_DRAFT_PREFIX = "tuner_"
@@ -50,6 +52,70 @@ class Export:
         """Whether a loader of this format makes of ``text`` what was meant."""
         loaded = json.loads(text) if self.export_format is ExportFormat.JSON else yaml.safe_load(text)
         return bool(loaded == self.document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The trial whose configuration is exported.
+
+    Attributes:
+        is_certified: Whether the verdict stands behind it.
+        comments: What a reader of the file must know, one line each.
+    """
+
+    trial: TrialRecord
+    is_certified: bool
+    comments: tuple[str, ...]
+
+
+def choose_trial(trials: Sequence[TrialRecord], decision: Decision | None, number: int | None = None) -> Chosen:
+    """The trial that the verdict recommends, or the one that a person asked for.
+
+    Raises:
+        ConfigurationError: There is no verdict, or an open one; or the trial that was asked for has no measurement.
+        NotFoundError: No trial has that number.
+    """
+    certified = _certified_trial(trials, decision)
+    if number is None:
+        return _chosen(certified or _refuse(decision), decision, is_certified=True)
+    trial = _trial(trials, number)
+    return _chosen(trial, decision, is_certified=certified is not None and trial.speculation == certified.speculation)
+
+
+def _certified_trial(trials: Sequence[TrialRecord], decision: Decision | None) -> TrialRecord | None:
+    """The trial that the verdict stands behind; that of no speculation where the verdict is not to speculate."""
+    if decision is None or decision.verdict is Verdict.INCONCLUSIVE:
+        return None
+    wanted = decision.candidate if decision.recommends else NO_SPECULATION
+    measured = [trial for trial in trials if trial.state is TrialState.COMPLETE and trial.speculation == wanted]
+    return measured[0] if measured else None
+
+
+def _refuse(decision: Decision | None) -> NoReturn:
+    reason = "this study has no verdict yet" if decision is None else decision.sentence
+    raise ConfigurationError(
+        f"nothing is certified, so nothing is exported: {reason}",
+        "measure more prompts, or give --trial N for a measured trial of your choice (`tuner show` lists them)",
+    )
+
+
+def _trial(trials: Sequence[TrialRecord], number: int) -> TrialRecord:
+    numbers = ", ".join(str(trial.number) for trial in trials if trial.state is TrialState.COMPLETE)
+    for trial in trials:
+        if trial.number == number:
+            if trial.state is TrialState.COMPLETE:
+                return trial
+            raise ConfigurationError(f"trial {number} was not measured: it is {trial.state}", f"measured: {numbers}")
+    raise NotFoundError(f"no trial {number} in this study", f"measured: {numbers}")
+
+
+def _chosen(trial: TrialRecord, decision: Decision | None, *, is_certified: bool) -> Chosen:
+    comments = [f"study {trial.study_name}, trial {trial.number}: {trial.speculation.label}"]
+    if is_certified and decision is not None:
+        comments.append(decision.sentence)
+    else:
+        comments.append("NOT CERTIFIED: exported by --trial; whether it pays off was not confirmed")
+    return Chosen(trial=trial, is_certified=is_certified, comments=tuple(comments))
 
 
 def vllm_settings(config: EngineConfig) -> dict[str, Any]:

@@ -10,9 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import TunerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 INTERNAL_ERROR = 70
 """Exit code of a fault of our own: ``EX_SOFTWARE`` of sysexits.h."""
@@ -59,3 +62,15 @@ def report_internal_error(error: Exception, *, as_json: bool) -> None:
 def _write_error(name: str, message: str, hint: str, exit_code: int) -> None:
     error = {"type": name, "message": message, "hint": hint, "exit_code": exit_code}
     sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
+
+
+NOT_A_TERMINAL = 120
+"""Width of tables in files and pipes, where rich would assume 80."""
+
+
+def stdout_console() -> Console:
+    """Where tables and sentences for people go."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else NOT_A_TERMINAL
+    return Console(width=width, highlight=False, markup=False, soft_wrap=False)

@@ -1,0 +1,121 @@
+"""What a search does, shown on stderr while it does it: bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tuner.records import StageKind
+from tuner.store import TrialRecord, TrialState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from tuner.search import Observer
+    from tuner.trial import Progress, StageTask
+
+STAGE_WORDS = {
+    StageKind.BASELINE: "measuring no speculation",
+    StageKind.TRACE: "replaying {draft} along the outputs",
+    StageKind.COMPILE: "compiling {label}",
+    StageKind.MEASURE: "measuring {label}",
+    StageKind.CERTIFY: "certifying {label} against no speculation",
+}
+
+
+@contextmanager
+def observing() -> Iterator[Observer]:
+    """An observer for the stderr that there is."""
+    if not sys.stderr.isatty():
+        yield LineObserver()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as TimeLeftColumn
+
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
+        TimeElapsedColumn(), TextColumn("left"), TimeLeftColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True, highlight=False, markup=False)
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield BarObserver(bars)
+
+
+class LineObserver:
+    """One plain line per stage, trial and notice."""
+
+    def stage_began(self, task: StageTask) -> Progress:
+        """Say which stage runs, over how many prompts."""
+        self._say(f"{stage_words(task)}: {num_prompts(task)} prompts")
+        return lambda _done, _total: None
+
+    def stage_ended(self, task: StageTask) -> None:
+        """Nothing: the trial's line says how it went."""
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Say what became of a trial."""
+        self._say(trial_words(trial))
+
+    def notice(self, text: str) -> None:
+        """Pass it on."""
+        self._say(f"note: {text}")
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+class BarObserver:
+    """A bar per running stage, with prompts done and time left; a line per trial and notice."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._running: dict[str, TaskID] = {}
+
+    def stage_began(self, task: StageTask) -> Progress:
+        """Show a bar."""
+        bar = self._bars.add_task(stage_words(task), total=num_prompts(task) or None)
+        self._running[task.name] = bar
+        return lambda done, total: self._bars.update(bar, completed=done, total=total)
+
+    def stage_ended(self, task: StageTask) -> None:
+        """Take its bar away."""
+        bar = self._running.pop(task.name, None)
+        if bar is not None:
+            self._bars.remove_task(bar)
+
+    def trial_ended(self, trial: TrialRecord) -> None:
+        """Say what became of a trial, above the bars."""
+        self._bars.console.print(trial_words(trial))
+
+    def notice(self, text: str) -> None:
+        """Pass it on, above the bars."""
+        self._bars.console.print(f"note: {text}")
+
+
+def stage_words(task: StageTask) -> str:
+    """What a stage does, for a person."""
+    speculation = task.config.speculation
+    return STAGE_WORDS[task.kind].format(label=speculation.label, draft=speculation.draft_name)
+
+
+def num_prompts(task: StageTask) -> int:
+    """Prompts that a stage works through."""
+    return len(task.outputs) if task.kind is StageKind.TRACE else len(task.prompts)
+
+
+def trial_words(trial: TrialRecord) -> str:
+    """What became of a trial, in a line."""
+    name = f"trial {trial.number}, {trial.speculation.label}"
+    if trial.state is not TrialState.COMPLETE:
+        reason = next(iter((trial.error or "").splitlines()), "")
+        return f"{name}: cannot run: {reason}" if trial.state is TrialState.INFEASIBLE else f"{name}: {trial.state}"
+    tpot, speedup = trial.metrics.get("tpot_ms_mean"), trial.metrics.get("speedup")
+    figures = [] if tpot is None else [f"{tpot:.1f} ms per output token"]
+    if speedup is not None and not trial.speculation.is_baseline:
+        figures.append(f"{speedup:.2f} times the speed of no speculation")
+    return f"{name}: {', '.join(figures) or 'measured'}"
