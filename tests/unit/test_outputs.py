@@ -62,7 +62,7 @@ def test_divergences_are_counted_per_token_up_to_the_first():
     chunks = ((0.1, 50),)
     ids = tuple(range(50))
     baseline = a_measurement(a_request("a", chunks=chunks, token_ids=ids), a_request("b", chunks=chunks, token_ids=ids))
-    other = a_request("b", chunks=chunks, token_ids=ids[:29] + (999,) + ids[30:])
+    other = a_request("b", chunks=chunks, token_ids=(*ids[:29], 999, *ids[30:]))
     agreement = identical_outputs(baseline, a_measurement(a_request("a", chunks=chunks, token_ids=ids), other))
     assert agreement.share_identical == 0.5
     assert agreement.divergences_per_1000_tokens == pytest.approx(1000 / (50 + 29 + 1))
