@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}", _what_is_there(path.parent)) from error
+        raise ModelError(f"{path.parent} has no {path.name}", describe_folder(path.parent)) from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
     except json.JSONDecodeError as error:
@@ -50,7 +50,7 @@ def read_json_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _what_is_there(folder: Path) -> str:
+def describe_folder(folder: Path) -> str:
     """A hint that says what a folder holds instead of a model."""
     if not folder.exists():
         return "the folder does not exist: check the path"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 # Told: what is being done, bytes done, bytes in all (None where it is not known).
 Report: TypeAlias = Callable[[str, int, int | None], None]
@@ -16,22 +19,46 @@ def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """Bars on stderr with size, speed and time left, one for each thing reported.
+    """Bars on stderr with size, speed and time left, one for each thing reported; they vanish at the end.
 
-    Without a terminal nothing is drawn but the last state of each bar.
+    Without a terminal each thing is named once, in a line. Nothing is drawn, and rich is not imported, before the first report.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
+    with ExitStack() as stack:
+        bars: list[_Bars] = []
 
         def report(what: str, done_bytes: int, total_bytes: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what)
-            bars.update(tasks[what], completed=done_bytes, total=total_bytes)
+            if not bars:
+                bars.append(_Bars(stack))
+            bars[0].update(what, done_bytes, total_bytes)
 
         yield report
+
+
+class _Bars:
+    """The bars of one ``progress_bars`` block."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._progress = stack.enter_context(
+            progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+                disable=not self._console.is_terminal,
+            )
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, what: str, done_bytes: int, total_bytes: int | None) -> None:
+        if what not in self._tasks:
+            if not self._console.is_terminal:
+                self._console.print(f"{what} …", highlight=False, soft_wrap=True)
+            self._tasks[what] = self._progress.add_task(what)
+        self._progress.update(self._tasks[what], completed=done_bytes, total=total_bytes)

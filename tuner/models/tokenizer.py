@@ -56,6 +56,11 @@ class ChatTokenizer:
             fingerprint=_fingerprint(definition, tokenizer),
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+        return self._chat_template is not None
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt: a conversation through the chat template, ready for the answer; plain text as it is.
 
