@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -31,10 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Send the default database of this session to a temporary folder; fetched models stay in the user's cache."""
-    folder = tmp_path_factory.mktemp("data")
+def _no_personal_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep studies in a temporary folder and the default target; fetched models stay in the person's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(folder))
-        patch.setenv("XDG_STATE_HOME", str(folder))
-        yield folder
+        patch.setenv("TUNER_STORAGE", f"sqlite:///{tmp_path_factory.mktemp('data')}/tuner.db")
+        patch.delenv("TUNER_TARGET", raising=False)
+        yield
