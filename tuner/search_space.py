@@ -67,7 +67,8 @@ class Draft(BaseModel):
             least = shortest if isinstance(shortest, int) else 1
             longest = max(DEFAULT_PROMPT_LOOKUP_MAX, least)
         if shortest is None:
-            shortest = min(DEFAULT_PROMPT_LOOKUP_MIN, longest) if isinstance(longest, int | float) else 1
+            most = longest if isinstance(longest, int | float) else 1
+            shortest = max(1, min(DEFAULT_PROMPT_LOOKUP_MIN, most))
         return {**data, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
 
     @model_validator(mode="after")

@@ -208,7 +208,7 @@ def _problem(document: YamlDocument, model: type[BaseModel], place: KeyPath, ite
 
 def _reason(item: dict[str, Any]) -> str:
     """Pydantic's reason without its own words for inputs and enums."""
-    reason = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    reason = re.sub(r"^(?:Value error, |Input |String |Tuple )", "", str(item["msg"])).replace(" after validation", "")
     return re.sub(r"<[^:>]+: ('[^']*')>", r"\1", reason)
 
 
