@@ -36,6 +36,19 @@ class ExportFormat(StrEnum):
     JSON = "json"
 
 
+def parse_format(text: str) -> ExportFormat:
+    """The format of that name.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    try:
+        return ExportFormat(text)
+    except ValueError as error:
+        known = ", ".join(ExportFormat)
+        raise ConfigurationError(f"no export format named {text!r}", f"--format takes one of: {known}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """A configuration as text, and what a loader must make of that text.

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from tuner.charts import ChartPoint, DraftCurve, SpeedChart
 from tuner.decide import Decision, Verdict
+from tuner.export import Chosen
 from tuner.predictions import Predictions
 from tuner.records import to_json
-from tuner.speculation import Speculation
+from tuner.speculation import EngineConfig, Speculation
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState
 
 ABSENT = "–"
@@ -292,6 +293,31 @@ def result_document(result: StudyResult) -> dict[str, Any]:
         "trials": [trial_document(trial) for trial in result.trials],
         "created_at": result.study.created_at.isoformat(),
         "spec": _finite(result.study.spec),
+        "provenance": _finite(result.study.provenance),
+    }
+
+
+def export_document(result: StudyResult, config: EngineConfig, chosen: Chosen) -> dict[str, Any]:
+    """A configuration with everything that stands behind it: decision, intervals, conditions, provenance."""
+    decision = result.decision
+    return {
+        "study": result.study.name,
+        "trial": chosen.trial.number,
+        "is_certified": chosen.is_certified,
+        "verdict": None if decision is None else str(decision.verdict),
+        "sentence": verdict_sentence(result),
+        "configuration": {
+            **speculation_document(config.speculation),
+            "target_model": config.target_model,
+            "max_num_seqs": config.max_num_seqs,
+            "max_model_len": config.max_model_len,
+            "weight_format": config.weight_format,
+            "num_threads": config.num_threads,
+        },
+        "measured": trial_document(chosen.trial),
+        "baseline": None if result.baseline is None else trial_document(result.baseline),
+        "decision": None if decision is None else _finite(json.loads(to_json(decision))),
+        "conditions": _finite(result.study.spec),
         "provenance": _finite(result.study.provenance),
     }
 

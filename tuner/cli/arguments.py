@@ -9,7 +9,7 @@ import typer
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 StudyName = Annotated[
     str | None,
-    typer.Argument(metavar="[STUDY]", show_default=False, help="Name of a study; without it, the newest that ended."),
+    typer.Argument(metavar="STUDY", show_default=False, help="Name of a study; without it, the newest that ended."),
 ]
 Storage = Annotated[
     str | None,

@@ -28,7 +28,8 @@ def _read_studies(storage: str | None) -> tuple[StudyRecord, ...]:
     from tuner.settings import read_settings
     from tuner_storage import open_store
 
-    store = open_store(read_settings(storage_url=storage).storage_url)
+    is_own = storage is None  # one's own database may not be there yet, one that was named must be
+    store = open_store(read_settings(storage_url=storage).storage_url, create=is_own)
     try:
         return store.studies()
     finally:

@@ -1,0 +1,118 @@
+"""``tuner search``: the main job, from a workload's name to a verdict."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from tuner.cli import search_options as options
+from tuner.cli.arguments import AsJson, Storage, new_app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tuner.api import SearchOptions
+    from tuner.search import SearchResult
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+app = new_app()
+
+
+@app.command("search")
+def search(
+    *,
+    workload: options.Workload,
+    target: options.Target = None,
+    draft: options.Drafts = None,
+    prompts: options.Prompts = None,
+    space: options.Space = "cpu-default",
+    quick: options.Quick = False,
+    objective: options.Objectives = None,
+    sampler: options.Sampler = "tpe",
+    seed: options.Seed = 0,
+    name: options.Name = None,
+    trials: options.Trials = None,
+    margin: options.Margin = 0.02,
+    threads: options.Threads = None,
+    weight_format: options.WeightFormat = "auto",
+    stage_deadline: options.StageDeadline = 1800.0,
+    ray_address: options.RayAddress = None,
+    dispatch: options.Dispatch = "ray",
+    storage: Storage = None,
+    plot: options.Plot = None,
+    plan: options.Plan = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find out whether speculation pays off for a workload, and which.
+
+    An interrupted search goes on with the same command. "Do not speculate" is a possible verdict, and so is
+    "inconclusive"; both end with exit code 0.
+    """
+    from tuner.api import SearchOptions
+
+    asked = SearchOptions(
+        workload=workload,
+        target=target,
+        space=space,
+        drafts=tuple(draft or ()),
+        prompts=prompts,
+        quick=quick,
+        objectives=tuple(objective or ()),
+        sampler=sampler,
+        seed=seed,
+        name=name,
+        max_trials=trials,
+        margin=margin,
+        num_threads=threads,
+        weight_format=weight_format,
+        stage_deadline_s=stage_deadline,
+        storage=storage,
+        ray_address=ray_address,
+        dispatch=dispatch,
+    )
+    if plan:
+        _show_plan(asked, as_json=as_json)
+        return
+    _show_result(_run(asked), plot, as_json=as_json)
+
+
+def _run(asked: SearchOptions) -> SearchResult:
+    from tuner.api import run_search
+    from tuner.cli.progress import observing
+
+    try:
+        with observing() as observer:
+            return run_search(asked, observer)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what was measured is kept, and the same command goes on from there\n")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _show_plan(asked: SearchOptions, *, as_json: bool) -> None:
+    from tuner.api import describe_plan, plan_search
+    from tuner.cli.output import print_json, stdout_console
+    from tuner.report import plan_document, plan_table
+
+    description = describe_plan(plan_search(asked))
+    if as_json:
+        print_json(plan_document(description))
+        return
+    stdout_console().print(plan_table(description))
+
+
+def _show_result(result: SearchResult, plot: Path | None, *, as_json: bool) -> None:
+    from tuner.charts import write_chart
+    from tuner.cli.output import print_json
+    from tuner.cli.stored import default_plot, print_result
+    from tuner.report import result_document, speed_chart
+
+    path = plot or default_plot(result.study.name)
+    write_chart(speed_chart(result), path)
+    if as_json:
+        print_json({**result_document(result), "plot": str(path)})
+        return
+    print_result(result, path)

@@ -1,0 +1,58 @@
+"""The options of ``tuner search``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Workload = Annotated[
+    str, typer.Option("--workload", "-w", metavar="NAME|FILE", help="Shipped workload, or a .yaml or .jsonl file.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option("--target", metavar="MODEL", help="Catalogue name, folder, GGUF file or hub id of the model."),
+]
+Drafts = Annotated[
+    list[str] | None,
+    typer.Option("--draft", metavar="DRAFT", help="Only this draft: of the space, ngram, or a model; repeatable."),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option("--prompts", metavar="FILE", help="A .jsonl file that replaces the workload's prompts."),
+]
+Space = Annotated[str, typer.Option("--space", metavar="NAME|FILE", help="Shipped search space, or a .yaml file.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A small sample and fewer configurations; may stay undecided.")]
+Objectives = Annotated[
+    list[str] | None,
+    typer.Option("--objective", metavar="NAME", help="What to optimise; repeatable. Default: e2e_ms and waste."),
+]
+Sampler = Annotated[str, typer.Option("--sampler", metavar="NAME", help="How configurations are chosen.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the sampler.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="STUDY", help="Of the study; else made from the settings.")]
+Trials = Annotated[
+    int | None,
+    typer.Option("--trials", metavar="N", help="Most configurations measured, the first is no speculation."),
+]
+Margin = Annotated[float, typer.Option("--margin", metavar="SHARE", help="Smallest gain worth having; 0.02 is 2 %.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", metavar="N", help="CPU threads; else a short self-test chooses.")
+]
+WeightFormat = Annotated[
+    str, typer.Option("--weight-format", metavar="FORMAT", help="Of the engine's weights; auto is lossless.")
+]
+StageDeadline = Annotated[
+    float, typer.Option("--stage-deadline", metavar="SECONDS", help="Ends a stage that runs longer.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", metavar="ADDRESS", help="Of a running Ray; else one of your own.")
+]
+Dispatch = Annotated[
+    str, typer.Option("--dispatch", metavar="ray|inline", help="Where stages run; inline is for debugging.")
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Where the plot goes; else into the tuner's own folder."),
+]
+Plan = Annotated[bool, typer.Option("--plan", help="Say what would run, how long and on how much disk; start nothing.")]

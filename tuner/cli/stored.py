@@ -1,0 +1,53 @@
+"""What the commands that show a study have in common."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from tuner.report import StudyResult
+    from tuner.store import TrialRecord
+
+
+def default_plot(study_name: str) -> Path:
+    """Where a study's plot goes when nobody says: beside the database of this person, named after the study."""
+    import platformdirs
+
+    folder = platformdirs.user_data_path("tuner") / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', study_name).strip('.')[:100] or 'study'}.html"
+
+
+def print_result(result: StudyResult, plot: Path | None = None) -> None:
+    """The table, why trials failed, the verdict with what belongs to it, and what to do next."""
+    from tuner import report
+    from tuner.cli.output import stdout_console
+
+    console = stdout_console()
+    console.print(report.trial_table(result, console.width))
+    for line in report.reasons(result.trials):
+        console.print(line, style="yellow")
+    console.print(report.verdict_sentence(result), style="bold")
+    for line in report.verdict_notes(result):
+        console.print(f"  {line}")
+    if plot is not None:
+        console.print(f"plot: {plot}", soft_wrap=True)
+    for line in report.next_steps(result):
+        console.print(f"next: {line}", soft_wrap=True)
+
+
+def find_trial(result: StudyResult, number: int) -> TrialRecord:
+    """The trial of that number.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    for trial in result.trials:
+        if trial.number == number:
+            return trial
+    known = ", ".join(str(trial.number) for trial in result.trials)
+    raise NotFoundError(f"study {result.study.name!r} has no trial {number}", f"there are: {known or 'none'}")
