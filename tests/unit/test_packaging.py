@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,7 @@ from tuner import errors
 
 ROOT = Path(__file__).parents[2]
 CODE_FOLDERS = ("tuner", "storage", "tests", "tools", "benchmarks")
+TEXT_FOLDERS = ("docs", "notebooks", "search_spaces", "workloads")
 MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
 MAX_HELP_CPU_S = 0.3
@@ -34,8 +36,14 @@ def _environment() -> dict[str, str]:
 
 
 def _tracked_files() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+    """What git tracks; in a copy without git, every file of the project's folders."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        folders = (*CODE_FOLDERS, *TEXT_FOLDERS)
+        found = [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+        return [path for path in (*found, *ROOT.iterdir()) if path.is_file()]
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]  # the checkout may be another user's
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
 
 
 def _python_files() -> list[Path]:
