@@ -10,7 +10,7 @@ from tuner.cli import spaces, workloads
 from tuner.errors import SearchSpaceError, WorkloadError
 
 BAD = Path(__file__).parents[1] / "data" / "cases" / "H1" / "bad.jsonl"
-WIDE = {"COLUMNS": "140"}
+WIDE = {"COLUMNS": "200"}
 
 
 def workloads_says(*arguments: str) -> str:
