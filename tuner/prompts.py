@@ -110,7 +110,7 @@ def read_prompts(path: Path, *, skip_invalid: bool = False) -> PromptFile:
             _refuse_repeated_id(prompt, prompts)
         except _InvalidRowError as problem:
             if not skip_invalid:
-                hint = f"{ROW_HINT}, or skip such lines with --skip-invalid"
+                hint = f"{ROW_HINT}; `tuner workloads check {path} --skip-invalid` finds all such lines"
                 raise WorkloadError(f"{path}:{number}: {problem}", hint) from problem
             skipped.append(SkippedLine(line=number, reason=problem.reason, detail=problem.detail))
         else:
