@@ -4,9 +4,9 @@ Everything that speaks SQL or imports SQLAlchemy is in this package; the rest of
 ``tuner.store.TrialStore`` and the records it takes.
 """
 
-from tuner_storage.engine import open_store
+from tuner_storage.engine import open_engine, open_store
 from tuner_storage.lock import study_lock
-from tuner_storage.migrate import SchemaStatus, schema_status, upgrade
+from tuner_storage.migrate import SchemaStatus, require_current_schema, schema_status, upgrade
 from tuner_storage.store import SqlTrialStore
 from tuner_storage.urls import hidden, optuna_url, parse_storage_url
 
@@ -14,9 +14,11 @@ __all__ = [
     "SchemaStatus",
     "SqlTrialStore",
     "hidden",
+    "open_engine",
     "open_store",
     "optuna_url",
     "parse_storage_url",
+    "require_current_schema",
     "schema_status",
     "study_lock",
     "upgrade",

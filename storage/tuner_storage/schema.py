@@ -1,6 +1,8 @@
-"""The schema as SQL, for people who read the database with other tools.
+"""The schema as SQL, for people who read the database with other tools: ``storage/schema.sql``.
 
-python -m tuner_storage.schema > storage/schema.sql
+    python -m tuner_storage.schema > storage/schema.sql
+
+makes the file anew after a change of the tables.
 """
 
 from __future__ import annotations

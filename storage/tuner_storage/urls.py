@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -92,12 +93,11 @@ def _sqlite_url(address: str) -> URL:
     rest = address.removeprefix("sqlite://")
     if rest and not rest.startswith(("/", "?")):
         raise StorageError("the SQLite address has two slashes before the file's name", _SLASHES)
-    url = make_url(address)
-    if (url.database or "").startswith("file:"):
+    # Decoded here, because SQLAlchemy 2.1 decodes the file's name and 2.0 does not.
+    file = unquote(rest.partition("?")[0].removeprefix("/"))
+    if file.startswith("file:"):
         raise StorageError("the SQLite address holds a file: URI, which is not supported", _SLASHES)
-    if (url.database or "").startswith("~"):
-        return url.set(database=str(Path(str(url.database)).expanduser()))
-    return url
+    return make_url(address).set(database=str(Path(file).expanduser()) if file.startswith("~") else file)
 
 
 def _postgresql_url(address: str) -> URL:

@@ -1,9 +1,11 @@
 """What every store must do, as tests: a store's test module subclasses one of these and supplies the fixtures.
 
-class TestMyStore(PersistentTrialStoreContract):
-    @pytest.fixture
-    def reopen(self, tmp_path):
-        return lambda: MyStore(tmp_path / "studies")
+    class TestMyStore(PersistentTrialStoreContract):
+        @pytest.fixture
+        def reopen(self, tmp_path):
+            return lambda: MyStore(tmp_path / "studies")
+
+A store that forgets at the end of its process subclasses ``TrialStoreContract`` and overrides ``store``.
 """
 
 from __future__ import annotations
