@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tuner.records import Sampling
 
-
 # The target's next token, from one row of logits [vocabulary].
 Chooser = Callable[[Tensor], int]
 

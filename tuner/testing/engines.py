@@ -1,0 +1,510 @@
+"""What every engine must do, as tests: an engine's test module subclasses the contract and supplies fixtures.
+
+class TestMyEngine(EngineContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls): return MyEngine()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def config(cls): return EngineConfig(target_model="/models/tiny", max_num_seqs=3)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def drafts(cls): return {"ngram": Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=4)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from scipy.stats import chi2_contingency
+
+from tuner.engines.base import Engine, LoadedEngine, Replayable
+from tuner.errors import UnsupportedConfigurationError
+from tuner.records import (
+    GREEDY,
+    Arrival,
+    Chunk,
+    Counters,
+    Event,
+    Failed,
+    Finished,
+    Prompt,
+    Sampling,
+    Sent,
+    TargetOutput,
+)
+from tuner.replay import replay
+from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation
+
+TESTED_DRAFTED_TOKENS = (1, 2, 3, 5, 8, 12)
+REPLAYED_DRAFTED_TOKENS = (1, 2, 4, 6)
+SAMPLED_REQUESTS = 300
+# A correct engine fails a statistical test once in ten thousand seeds, and the seeds are fixed.
+SIGNIFICANCE = 1e-4
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything that happened to one request."""
+
+    sent: Sent | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    end: Finished | Failed | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The output."""
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def finished(self) -> Finished:
+        """Its good end."""
+        assert isinstance(self.end, Finished), self.end
+        return self.end
+
+
+def answers(events: Iterable[Event]) -> dict[str, Answer]:
+    """What happened, by request."""
+    found: dict[str, Answer] = {}
+    for event in events:
+        answer = found.setdefault(event.request_id, Answer())
+        if isinstance(event, Sent):
+            answer.sent = event
+        elif isinstance(event, Chunk):
+            answer.chunks.append(event)
+        else:
+            answer.end = event
+    return found
+
+
+def arrivals(
+    prompts: Sequence[Prompt], *, max_output_tokens: int, sampling: Sampling = GREEDY, ignore_eos: bool = False
+) -> list[Arrival]:
+    """One request for each prompt, named after it."""
+    return [
+        Arrival(
+            request_id=prompt.prompt_id,
+            prompt=prompt,
+            max_output_tokens=max_output_tokens,
+            sampling=sampling,
+            ignore_eos=ignore_eos,
+        )
+        for prompt in prompts
+    ]
+
+
+class EngineContract:
+    """Tests of an engine. Override ``engine``, ``config`` and ``drafts``; the rest where the engine needs it.
+
+    The engine must give token ids; the target must be small, and must end some of ``prompts`` by itself before
+    ``max_output_tokens`` and some not.
+    """
+
+    max_output_tokens = 40
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls) -> Engine:
+        """The engine under test."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def config(cls) -> EngineConfig:
+        """The target alone, loaded for one request at a time."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def drafts(cls) -> Mapping[str, Speculation]:
+        """Every kind of draft, by name, with any number of drafted tokens."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def perfect_draft(cls) -> Speculation | None:
+        """A draft that is the target itself; None where there can be none."""
+        return None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def hopeless_draft(cls) -> Speculation | None:
+        """A draft that is never right; None where there can be none."""
+        return None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prompts(cls) -> tuple[Prompt, ...]:
+        """Prompts of different lengths, the first of one token."""
+        texts = ("a", "def f(x):", "hello there", "0101010")
+        return tuple(Prompt(prompt_id=text, prompt_class="contract", text=text) for text in texts)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def artifact_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> str:
+        """Where artifacts are kept."""
+        return str(tmp_path_factory.mktemp("artifacts"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(
+        cls, engine: Engine, config: EngineConfig, prompts: tuple[Prompt, ...], artifact_dir: str
+    ) -> dict[str, Answer]:
+        """What the target alone answers to each prompt, one at a time."""
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            return answers(loaded.run(arrivals(prompts, max_output_tokens=cls.max_output_tokens)))
+
+    def test_the_fixtures_cover_both_ways_of_ending(self, alone: dict[str, Answer]) -> None:
+        assert {answer.finished.reason for answer in alone.values()} == {"stop", "length"}
+        assert any(answer.finished.prompt_tokens == 1 for answer in alone.values())
+
+    def test_its_name_is_one_word_and_its_limits_are_positive(self, engine: Engine) -> None:
+        assert engine.name.isidentifier()
+        assert engine.capabilities.max_num_seqs >= 1
+        assert engine.capabilities.max_drafted_tokens >= 1
+        assert engine.capabilities.loads_at_once >= 1
+
+    def test_a_request_is_sent_then_answered_then_finished(self, alone: dict[str, Answer]) -> None:
+        for answer in alone.values():
+            assert answer.sent is not None
+            times = [answer.sent.at_s, *(chunk.at_s for chunk in answer.chunks), answer.finished.at_s]
+            assert all(earlier <= later for earlier, later in pairwise(times))
+
+    def test_the_first_chunk_is_the_one_token_of_the_prefill(self, alone: dict[str, Answer]) -> None:
+        assert all(answer.chunks[0].num_tokens == 1 for answer in alone.values())
+
+    @pytest.mark.parametrize("drafted_tokens", TESTED_DRAFTED_TOKENS)
+    def test_greedy_output_is_that_of_the_target_alone(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        alone: dict[str, Answer],
+        artifact_dir: str,
+        drafted_tokens: int,
+    ) -> None:
+        for name, draft in drafts.items():
+            with load(engine, config, replace(draft, drafted_tokens=drafted_tokens), artifact_dir) as loaded:
+                found = answers(loaded.run(arrivals(prompts, max_output_tokens=self.max_output_tokens)))
+                assert_same_outputs(found, alone, name)
+                assert_counters_agree(loaded.counters(), found, drafted_tokens)
+
+    def test_several_requests_together_are_answered_as_one_by_one(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        alone: dict[str, Answer],
+        artifact_dir: str,
+    ) -> None:
+        together = replace(config, max_num_seqs=min(3, engine.capabilities.max_num_seqs))
+        for name, draft in {"none": NO_SPECULATION, **drafts}.items():
+            drafted_tokens = 0 if draft.is_baseline else 3
+            with load(engine, together, replace(draft, drafted_tokens=drafted_tokens), artifact_dir) as loaded:
+                found = answers(loaded.run(arrivals(prompts, max_output_tokens=self.max_output_tokens)))
+                assert_same_outputs(found, alone, name)
+                assert_counters_agree(loaded.counters(), found, drafted_tokens)
+
+    def test_an_output_never_exceeds_its_cap(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        alone: dict[str, Answer],
+        artifact_dir: str,
+    ) -> None:
+        for name, draft in drafts.items():
+            with load(engine, config, replace(draft, drafted_tokens=5), artifact_dir) as loaded:
+                for cap in (1, 2, 3, 7):
+                    found = answers(loaded.run(arrivals(prompts[1:2], max_output_tokens=cap)))
+                    for request_id, answer in found.items():
+                        assert answer.token_ids == alone[request_id].token_ids[:cap], (name, cap)
+                        assert answer.finished.reason == "length", (name, cap)
+
+    def test_nothing_follows_the_end_of_an_output(self, alone: dict[str, Answer]) -> None:
+        ends = {answer.token_ids[-1] for answer in alone.values() if answer.finished.reason == "stop"}
+        assert all(ends.isdisjoint(answer.token_ids[:-1]) for answer in alone.values())
+
+    def test_an_ignored_end_does_not_end_the_output(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        prompts: tuple[Prompt, ...],
+        alone: dict[str, Answer],
+        artifact_dir: str,
+    ) -> None:
+        requests = arrivals(prompts, max_output_tokens=self.max_output_tokens, ignore_eos=True)
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            found = answers(loaded.run(requests))
+        for request_id, answer in found.items():
+            assert answer.finished.output_tokens == self.max_output_tokens
+            expected = alone[request_id].token_ids
+            assert answer.token_ids[: len(expected)] == expected
+
+    def test_the_target_as_its_own_draft_is_always_right(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        perfect_draft: Speculation | None,
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+    ) -> None:
+        if perfect_draft is None:
+            pytest.skip("this engine has no draft that is always right")
+        requests = arrivals(prompts, max_output_tokens=13, ignore_eos=True)
+        with load(engine, config, replace(perfect_draft, drafted_tokens=3), artifact_dir) as loaded:
+            found = answers(loaded.run(requests))
+        for answer in found.values():
+            assert [chunk.num_tokens for chunk in answer.chunks] == [1, 4, 4, 4]
+            assert answer.finished.accepted_tokens == answer.finished.drafted_tokens == 9
+
+    def test_a_draft_that_is_never_right_costs_a_round_for_each_token(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        hopeless_draft: Speculation | None,
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+    ) -> None:
+        if hopeless_draft is None:
+            pytest.skip("this engine has no draft that is never right")
+        requests = arrivals(prompts, max_output_tokens=10, ignore_eos=True)
+        with load(engine, config, replace(hopeless_draft, drafted_tokens=3), artifact_dir) as loaded:
+            found = answers(loaded.run(requests))
+        for answer in found.values():
+            assert [chunk.num_tokens for chunk in answer.chunks] == [1] * 10
+            assert answer.finished.accepted_tokens == 0
+            assert answer.finished.drafted_tokens == 6 * 3 + 2 + 1 + 0
+
+    def test_a_prompt_that_does_not_fit_fails_alone(
+        self, engine: Engine, config: EngineConfig, prompts: tuple[Prompt, ...], artifact_dir: str
+    ) -> None:
+        long = Prompt(prompt_id="long", prompt_class="contract", text="word " * config.max_model_len)
+        requests = arrivals((prompts[0], long, prompts[1]), max_output_tokens=4, ignore_eos=True)
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            found = answers(loaded.run(requests))
+        failed = found["long"].end
+        assert isinstance(failed, Failed)
+        assert "max_model_len" in failed.error
+        assert found["long"].sent is not None
+        assert [found[prompt.prompt_id].finished.output_tokens for prompt in prompts[:2]] == [4, 4]
+
+    def test_arrivals_are_asked_for_when_a_slot_is_free(
+        self, engine: Engine, config: EngineConfig, prompts: tuple[Prompt, ...], artifact_dir: str
+    ) -> None:
+        num_finished = 0
+        asked_after: list[int] = []
+
+        def one_by_one() -> Iterator[Arrival]:
+            for arrival in arrivals(prompts, max_output_tokens=3):
+                asked_after.append(num_finished)
+                yield arrival
+
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            for event in loaded.run(one_by_one()):
+                num_finished += isinstance(event, Finished)
+        assert asked_after == list(range(len(prompts)))
+
+    def test_no_request_is_sent_before_its_time(
+        self, engine: Engine, config: EngineConfig, prompts: tuple[Prompt, ...], artifact_dir: str
+    ) -> None:
+        at_s = (0.0, 0.05, 0.15)
+        requests = [
+            replace(arrival, at_s=due)
+            for arrival, due in zip(arrivals(prompts[:3], max_output_tokens=2), at_s, strict=True)
+        ]
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            sent = [event.at_s for event in loaded.run(requests) if isinstance(event, Sent)]
+        # The run began before the first request was sent, at most by the time that sending takes.
+        assert all(moment - sent[0] >= due - self.sending_takes_s for moment, due in zip(sent, at_s, strict=True))
+
+    sending_takes_s = 0.02
+
+    def test_sampling_with_drafts_has_the_distribution_of_the_target_alone(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+    ) -> None:
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            expected = third_tokens(loaded, prompts[1], first_seed=0)
+        for name, draft in drafts.items():
+            with load(engine, config, replace(draft, drafted_tokens=2), artifact_dir) as loaded:
+                found = third_tokens(loaded, prompts[1], first_seed=SAMPLED_REQUESTS)
+            assert p_value_of_same_distribution(expected, found) > SIGNIFICANCE, name
+
+    def test_a_seed_gives_the_same_output_again(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+    ) -> None:
+        requests = arrivals(prompts, max_output_tokens=8, sampling=Sampling(temperature=1.0, seed=5))
+        for name, draft in drafts.items():
+            with load(engine, config, replace(draft, drafted_tokens=2), artifact_dir) as loaded:
+                first, second = answers(loaded.run(requests)), answers(loaded.run(requests))
+            assert_same_outputs(second, first, name)
+
+    def test_replay_gives_the_rounds_that_the_engine_runs(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        alone: dict[str, Answer],
+        artifact_dir: str,
+    ) -> None:
+        requests = arrivals(prompts, max_output_tokens=self.max_output_tokens)
+        outputs = [target_output(prompt, alone, self.max_output_tokens) for prompt in prompts]
+        for name, draft in drafts.items():
+            widest = replace(draft, drafted_tokens=max(REPLAYED_DRAFTED_TOKENS))
+            if not engine.replay_is_exact(replace(config, speculation=widest)):
+                continue
+            with load(engine, config, widest, artifact_dir) as loaded:
+                assert isinstance(loaded, Replayable)
+                trace = loaded.trace(outputs)
+            for drafted_tokens in REPLAYED_DRAFTED_TOKENS:
+                with load(engine, config, replace(draft, drafted_tokens=drafted_tokens), artifact_dir) as loaded:
+                    found = answers(loaded.run(requests))
+                replayed = replay(trace, drafted_tokens)
+                ran = [found[prompt_id].finished for prompt_id in replayed.prompt_ids]
+                where = (name, drafted_tokens)
+                assert replayed.rounds.tolist() == [end.rounds for end in ran], where
+                assert replayed.drafted.tolist() == [end.drafted_tokens for end in ran], where
+                assert replayed.accepted.tolist() == [end.accepted_tokens for end in ran], where
+
+    def test_steps_are_timed_at_every_size(
+        self, engine: Engine, config: EngineConfig, drafts: Mapping[str, Speculation], artifact_dir: str
+    ) -> None:
+        for draft in drafts.values():
+            with load(engine, config, replace(draft, drafted_tokens=3), artifact_dir) as loaded:
+                if not isinstance(loaded, Replayable):
+                    continue
+                for timed in (loaded.time_verify([1, 2, 4], 2), loaded.time_draft([1, 3], 2)):
+                    assert all(len(observed) == 2 for observed in timed.seconds.values())
+                    assert all(seconds > 0 for observed in timed.seconds.values() for seconds in observed)
+
+    def test_compiling_twice_gives_the_same_artifact(
+        self, engine: Engine, config: EngineConfig, artifact_dir: str
+    ) -> None:
+        first = engine.compile(config, artifact_dir)
+        assert first == engine.compile(config, artifact_dir)
+        assert first.key == engine.compile_key(config)
+
+    def test_it_refuses_what_exceeds_its_limits(
+        self, engine: Engine, config: EngineConfig, drafts: Mapping[str, Speculation]
+    ) -> None:
+        engine.check(config)
+        with pytest.raises(UnsupportedConfigurationError, match="max_num_seqs"):
+            engine.check(replace(config, max_num_seqs=engine.capabilities.max_num_seqs + 1))
+        for draft in drafts.values():
+            engine.check(replace(config, speculation=replace(draft, drafted_tokens=1)))
+            wide = replace(draft, drafted_tokens=engine.capabilities.max_drafted_tokens + 1)
+            with pytest.raises(UnsupportedConfigurationError) as caught:
+                engine.check(replace(config, speculation=wide))
+            assert caught.value.hint
+
+    def test_it_can_be_closed_twice(self, engine: Engine, config: EngineConfig, artifact_dir: str) -> None:
+        loaded = engine.load(config, engine.compile(config, artifact_dir))
+        loaded.close()
+        loaded.close()
+
+    def test_it_says_what_it_runs_on(self, engine: Engine, config: EngineConfig, artifact_dir: str) -> None:
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            environment = loaded.environment()
+        assert environment
+        assert all(isinstance(value, str) and value for value in environment.values())
+
+
+def load(engine: Engine, config: EngineConfig, speculation: Speculation, artifact_dir: str) -> LoadedEngine:
+    """The engine with this way of speculating."""
+    config = replace(config, speculation=speculation)
+    engine.check(config)
+    return engine.load(config, engine.compile(config, artifact_dir))
+
+
+def assert_same_outputs(found: Mapping[str, Answer], expected: Mapping[str, Answer], where: str) -> None:
+    """Every request has the same tokens and the same end."""
+    assert found.keys() == expected.keys()
+    for request_id, answer in found.items():
+        assert answer.token_ids == expected[request_id].token_ids, (where, request_id)
+        assert answer.finished.reason == expected[request_id].finished.reason, (where, request_id)
+
+
+def assert_counters_agree(counters: Counters | None, found: Mapping[str, Answer], drafted_tokens: int) -> None:
+    """Every output token is explained by a prefill, a round or an accepted draft; totals are sums over requests."""
+    ends = [answer.finished for answer in found.values()]
+    for answer in found.values():
+        assert_rounds_explain(answer, drafted_tokens)
+    if counters is None:
+        return
+    assert counters.rounds == sum(end.rounds or 0 for end in ends)
+    assert counters.drafted_tokens == sum(counters.drafted_at) == sum(end.drafted_tokens or 0 for end in ends)
+    assert counters.accepted_tokens == sum(counters.accepted_at) == sum(end.accepted_tokens or 0 for end in ends)
+    assert counters.rounds_with_draft == (counters.drafted_at[0] if counters.drafted_at else 0)
+    assert all(a <= d for a, d in zip(counters.accepted_at, counters.drafted_at, strict=True))
+    assert list(counters.drafted_at) == sorted(counters.drafted_at, reverse=True)
+
+
+def assert_rounds_explain(answer: Answer, drafted_tokens: int) -> None:
+    """One request's rounds, drafts and tokens fit together."""
+    end = answer.finished
+    assert sum(chunk.num_tokens for chunk in answer.chunks) == end.output_tokens == len(answer.token_ids)
+    if end.rounds is None or end.drafted_tokens is None or end.accepted_tokens is None:
+        return
+    assert end.accepted_tokens <= end.drafted_tokens <= drafted_tokens * end.rounds
+    assert end.rounds <= end.output_tokens - 1 <= (drafted_tokens + 1) * end.rounds
+    # An accepted end of sequence leaves no room for the target's own token of that round.
+    own = end.output_tokens - 1 - end.accepted_tokens
+    assert own in ({end.rounds, end.rounds - 1} if end.reason == "stop" else {end.rounds})
+
+
+def target_output(prompt: Prompt, alone: Mapping[str, Answer], max_output_tokens: int) -> TargetOutput:
+    """The path along which drafts are replayed."""
+    token_ids = tuple(alone[prompt.prompt_id].token_ids)
+    return TargetOutput(prompt=prompt, token_ids=token_ids, max_output_tokens=max_output_tokens)
+
+
+def third_tokens(loaded: LoadedEngine, prompt: Prompt, *, first_seed: int) -> dict[int, int]:
+    """How often each token comes third when many requests with different seeds are sampled.
+
+    The first round begins with the second token, so a third one has been through acceptance or rejection.
+    """
+    requests = [
+        Arrival(
+            request_id=str(seed),
+            prompt=prompt,
+            max_output_tokens=4,
+            sampling=Sampling(temperature=1.0, top_k=3, seed=seed),
+            ignore_eos=True,
+        )
+        for seed in range(first_seed, first_seed + SAMPLED_REQUESTS)
+    ]
+    counts: dict[int, int] = {}
+    for answer in answers(loaded.run(requests)).values():
+        token = answer.token_ids[2]
+        counts[token] = counts.get(token, 0) + 1
+    return counts
+
+
+def p_value_of_same_distribution(first: Mapping[int, int], second: Mapping[int, int]) -> float:
+    """Chi-square test of two samples; tokens seen fewer than ten times are counted as one."""
+    both = {token: (first.get(token, 0), second.get(token, 0)) for token in first.keys() | second.keys()}
+    frequent = [pair for pair in both.values() if sum(pair) >= 10]
+    rest = [pair for pair in both.values() if sum(pair) < 10]
+    table = frequent + ([(sum(a for a, _ in rest), sum(b for _, b in rest))] if rest else [])
+    if len(table) < 2:
+        return 1.0
+    return float(chi2_contingency(table).pvalue)
