@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tuner.catalog import CatalogModel
+    from tuner.errors import ModelError
     from tuner.models.check import ModelReport
     from tuner.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     help="List, fetch, show and check models.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -101,7 +103,6 @@ def check(
 ) -> None:
     """Check config, tokenizer and weights of a model, and that a draft's token ids are the target's."""
     from tuner.cli.output import print_json
-    from tuner.errors import ModelError
     from tuner.models.check import check_model, check_pair
     from tuner.models.resolve import resolve_models
     from tuner.settings import read_settings
@@ -109,9 +110,7 @@ def check(
     references = [target] if draft is None else [target, draft]
     folders = resolve_models(references, settings=read_settings())
     reports = {name: check_model(folder, with_weights=not config_only) for name, folder in folders.items()}
-    problems = [f"{name}: {problem}" for name, report in reports.items() for problem in report.problems]
-    if problems:
-        raise ModelError("\n".join(problems), "docs/errors.md says more about each")
+    _raise_together([problem for report in reports.values() for problem in report.problems])
     remarks = () if draft is None else check_pair(folders[target], folders[draft])
     if as_json:
         print_json({"models": [_report(name, report) for name, report in reports.items()], "remarks": list(remarks)})
@@ -119,6 +118,16 @@ def check(
     _print_reports(reports)
     for remark in remarks:
         typer.echo(f"note: {remark}")
+
+
+def _raise_together(problems: list[ModelError]) -> None:
+    from tuner.errors import ModelError
+
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = [f"{problem.message} ({problem.hint})" for problem in problems]
+        raise ModelError("\n".join(lines), f"{len(problems)} things to mend, or fetch the model again")
 
 
 def _folder_to_show(reference: str, model: CatalogModel | None, settings: Settings) -> Path | None:
@@ -212,6 +221,6 @@ def _table(headings: Iterable[str]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=index == 0)
     return table

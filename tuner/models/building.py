@@ -24,20 +24,23 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def build_folder_once(folder: Path, build: Callable[[Path], None]) -> Path:
+def build_folder_once(
+    folder: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.exists
+) -> Path:
     """``folder``, made by ``build`` if it is not there yet.
 
     ``build`` fills a new folder beside it, which is renamed when it is complete. What an interrupted build left
     is removed by the next one.
 
     Args:
-        folder: The result; its existence means that it is complete.
+        folder: The result.
         build: Fills the folder it is given.
+        is_whole: Whether an existing result can still be used; one that cannot is made anew.
     """
-    if folder.exists():
+    if is_whole(folder):
         return folder
     with locked(folder.parent / f".{folder.name}.lock"):
-        if folder.exists():
+        if is_whole(folder):
             return folder
         prefix = f".{folder.name}.part-"
         for left_over in folder.parent.glob(f"{prefix}*"):
@@ -46,6 +49,8 @@ def build_folder_once(folder: Path, build: Callable[[Path], None]) -> Path:
         try:
             build(part)
             part.chmod(0o755)
+            if folder.exists():
+                shutil.rmtree(folder)
             part.replace(folder)
         finally:
             shutil.rmtree(part, ignore_errors=True)

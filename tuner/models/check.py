@@ -29,7 +29,7 @@ class ModelReport:
         num_tokens: Tokens of the tokenizer, which are fewer than the embedding's rows where it is padded; None
             without a tokenizer.
         has_chat_template: Whether conversations can be asked; None without a tokenizer.
-        problems: Why it cannot be used, each as what is wrong and what to do; empty for a usable model.
+        problems: Why it cannot be used; empty for a usable model.
     """
 
     folder: Path
@@ -37,7 +37,7 @@ class ModelReport:
     tensors: Mapping[str, TensorInfo]
     num_tokens: int | None
     has_chat_template: bool | None
-    problems: tuple[str, ...]
+    problems: tuple[ModelError, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -62,12 +62,12 @@ def check_model(folder: Path, *, with_weights: bool = True) -> ModelReport:
         folder: Of the model.
         with_weights: Whether missing weights are a problem; False looks at config and tokenizer alone.
     """
-    problems: list[str] = []
+    problems: list[ModelError] = []
     config = _config(folder, problems)
     tokenizer = None if config is None else _tokenizer(folder, config, problems)
     tensors = _tensors(folder, problems) if with_weights else {}
     if config is not None and tensors:
-        problems += _shape_problems(config, tensors)
+        problems += _shape_problems(folder, config, tensors)
     return ModelReport(
         folder=folder,
         config=config,
@@ -129,40 +129,45 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _config(folder: Path, problems: list[str]) -> ModelConfig | None:
+def _config(folder: Path, problems: list[ModelError]) -> ModelConfig | None:
     try:
         return read_model_config(folder)
     except ModelError as error:
-        problems.append(_one_line(error))
+        problems.append(error)
         return None
 
 
-def _tokenizer(folder: Path, config: ModelConfig, problems: list[str]) -> ChatTokenizer | None:
+def _tokenizer(folder: Path, config: ModelConfig, problems: list[ModelError]) -> ChatTokenizer | None:
     if config.architecture in OWN_ARCHITECTURES and not (folder / TOKENIZER).exists():
         return None
     try:
         tokenizer = ChatTokenizer.open(folder)
     except ModelError as error:
-        problems.append(_one_line(error))
+        problems.append(error)
         return None
     highest = max(tokenizer.vocabulary().values(), default=0)
     if highest >= config.vocab_size:
-        problems.append(f"the tokenizer has the id {highest}, the embedding only {config.vocab_size} rows")
+        problems.append(
+            ModelError(
+                f"{folder}: the tokenizer has the id {highest}, the embedding only {config.vocab_size} rows",
+                "fetch config.json and tokenizer.json of one and the same model",
+            )
+        )
     return tokenizer
 
 
-def _tensors(folder: Path, problems: list[str]) -> dict[str, TensorInfo]:
+def _tensors(folder: Path, problems: list[ModelError]) -> dict[str, TensorInfo]:
     try:
         files = weight_files(folder)
         if not files:
-            problems.append(f"{folder} has no safetensors weights: fetch them, or convert the model")
+            problems.append(ModelError(f"{folder} has no safetensors weights", "fetch them, or convert the model"))
         return {name: info for file in files for name, info in read_tensor_infos(file).items()}
     except ModelError as error:
-        problems.append(_one_line(error))
+        problems.append(error)
         return {}
 
 
-def _shape_problems(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[str]:
+def _shape_problems(folder: Path, config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[ModelError]:
     if config.architecture not in _CHECKED_ARCHITECTURES or config.draft_vocab_size is not None:
         return []
     expected = expected_shapes(config)
@@ -172,9 +177,11 @@ def _shape_problems(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> l
         for name, shape in expected.items()
         if name in tensors and tensors[name].shape != shape
     ]
+    found = {"are missing": absent, "do not fit config.json": wrong}
     return [
-        *([f"{len(absent)} tensors are missing: {_some(absent)}"] if absent else []),
-        *([f"{len(wrong)} tensors do not fit config.json: {_some(wrong)}"] if wrong else []),
+        ModelError(f"{folder}: {len(names)} tensors {what}: {_some(names)}", "fetch the model again")
+        for what, names in found.items()
+        if names
     ]
 
 
@@ -189,7 +196,3 @@ def _check_made_for(target: Path, ours: ModelConfig, draft: Path, theirs: ModelC
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_LISTED_NAMES]) + (" …" if len(names) > _LISTED_NAMES else "")
-
-
-def _one_line(error: ModelError) -> str:
-    return f"{error.message} ({error.hint})" if error.hint else error.message

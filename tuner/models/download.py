@@ -16,8 +16,8 @@ from tuner.models.progress import Report, silent
 # Long enough for a slow handshake, short enough that a machine without network says so at once.
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
-# A line that breaks goes on from where it was; waits of 1, 2 and 4 s outlast a proxy's restart.
-_ATTEMPTS = 4
+# A line that breaks goes on from where it was; these waits outlast a proxy's restart.
+PAUSES_S = (1.0, 2.0, 4.0)
 _BLOCK_BYTES = 1 << 16
 
 
@@ -64,9 +64,8 @@ def download(
 
 
 def _fetch_persistently(client: httpx.Client, address: Address, part: Path, report: Report) -> None:
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(2 ** (attempt - 1))
+    for pause_s in (0.0, *PAUSES_S):
+        time.sleep(pause_s)
         try:
             if _fetch_rest(client, address, part, report):
                 return
@@ -76,7 +75,8 @@ def _fetch_persistently(client: httpx.Client, address: Address, part: Path, repo
         except OSError as error:
             raise DownloadError(f"{part} cannot be written: {error.strerror}", "free some disk space") from error
     raise DownloadError(
-        f"{address.url} broke off {_ATTEMPTS} times ({problem})", "run the same command again: it goes on from there"
+        f"{address.url} broke off {len(PAUSES_S) + 1} times ({problem})",
+        "run the same command again: it goes on from there",
     )
 
 

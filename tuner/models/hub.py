@@ -10,7 +10,7 @@ import httpx
 from tuner.errors import DownloadError, ModelError
 from tuner.models.download import CONNECT_TIMEOUT_S
 from tuner.models.files import CONFIG
-from tuner.models.weights import weight_files
+from tuner.models.weights import has_weights
 
 _WANTED = ["*.json", "*.jinja", "*.safetensors"]
 # Second copies of the weights, in formats that nothing here reads.
@@ -69,10 +69,9 @@ def find_in_hub_cache(repo: str, revision: str = "main") -> Path | None:
 
     try:
         folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-        files = weight_files(folder)
+        is_complete = (folder / CONFIG).is_file() and has_weights(folder)
     except (LocalEntryNotFoundError, ModelError):
         return None
-    is_complete = bool(files) and (folder / CONFIG).is_file() and all(file.is_file() for file in files)
     return folder if is_complete else None
 
 

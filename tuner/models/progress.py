@@ -21,7 +21,8 @@ def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
 def progress_bars() -> Iterator[Report]:
     """Bars on stderr with size, speed and time left, one for each thing reported; they vanish at the end.
 
-    Without a terminal each thing is named once, in a line. Nothing is drawn, and rich is not imported, before the first report.
+    Without a terminal each thing is named once, in a line. Nothing is drawn, and rich is not imported, before the
+    first report.
     """
     with ExitStack() as stack:
         bars: list[_Bars] = []

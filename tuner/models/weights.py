@@ -55,6 +55,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return (folder / WEIGHTS,) if (folder / WEIGHTS).is_file() else ()
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether every weight file that the model in ``folder`` states is there, and at least one is.
+
+    Raises:
+        ModelError: The weight index is broken.
+    """
+    files = weight_files(folder)
+    return bool(files) and all(file.is_file() for file in files)
+
+
 def read_tensor_infos(file: Path) -> dict[str, TensorInfo]:
     """Name, kind and shape of every tensor in a safetensors file, from its header alone.
 
