@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.engines import load_engine
 from tuner.errors import ConfigurationError
+from tuner.estimate import PlanDescription, describe_search
 from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
-from tuner.models.resolve import resolve_model
+from tuner.models.resolve import resolve_models
 from tuner.objective import parse_objectives
 from tuner.plan import DEFAULT_MARGIN, DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
@@ -26,6 +26,7 @@ from tuner.search import Observer, Search, SearchResult
 from tuner.search_space import SearchSpace, read_search_space
 from tuner.settings import Settings, read_settings
 from tuner.speculation import content_key
+from tuner.stored import StoredStudy, read_study
 from tuner.study import TrialLedger, distributions, open_optuna_storage
 from tuner.workload import Workload, read_workload
 
@@ -88,20 +89,20 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
     _check_numbers(options)
     engine = load_engine(space.engine)
     target_name = options.target or settings.default_target
-    folders = {name: str(resolve_model(name, settings=settings)) for name in (target_name, *_draft_models(space))}
+    places = resolve_models((target_name, *_draft_models(space)), settings=settings)
     plan = SearchPlan(
         name="unnamed",
-        target_model=folders[target_name],
+        target_model=str(places[target_name]),
         target_name=target_name,
-        draft_folders={name: folders[name] for name in _draft_models(space)},
-        fingerprints={name: model_fingerprint(Path(folder)) for name, folder in folders.items()},
+        draft_folders={name: str(places[name]) for name in _draft_models(space)},
+        fingerprints={name: model_fingerprint(folder) for name, folder in places.items()},
         workload=workload,
         space=space,
         objectives=objectives,
         cache_dir=str(settings.cache_dir),
         sampler=sampler,
         seed=options.seed,
-        max_trials=options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS),
+        max_trials=_max_trials(options),
         margin=options.margin,
         weight_format=options.weight_format,
         num_threads=options.num_threads,
@@ -110,6 +111,40 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
     for name in space.choices:  # refuse a draft now, not after the baseline was measured
         engine.check(plan.config(space.speculation(name, space.num_speculative_tokens.max)))
     return replace(plan, name=options.name or _study_name(plan, quick=options.quick))
+
+
+def describe_plan(options: SearchOptions, settings: Settings | None = None) -> PlanDescription:
+    """What ``run_search`` would do, how long it would take and how much disk; fetches and starts nothing.
+
+    Raises:
+        InputError: Something that a person wrote cannot be used.
+    """
+    settings = settings or read_settings()
+    parse_objectives(options.objectives)
+    _sampler_name(options.sampler)
+    _check_numbers(options)
+    return describe_search(
+        target=options.target or settings.default_target,
+        workload=_read_workload(options),
+        space=_read_space(options),
+        max_trials=_max_trials(options),
+        settings=settings,
+    )
+
+
+def open_result(name: str | None = None, storage: str | None = None) -> StoredStudy:
+    """A study from the database, finished or not; without a name the newest one that has a verdict.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    from tuner_storage import open_store
+
+    store = open_store(storage or read_settings().storage_url)
+    try:
+        return read_study(store, name)
+    finally:
+        store.close()
 
 
 def run_search(
@@ -191,6 +226,10 @@ def _sampler_name(text: str) -> SamplerName:
         if name == text:
             return name
     raise ConfigurationError(f"no sampler named {text!r}", did_you_mean(text, SAMPLER_NAMES))
+
+
+def _max_trials(options: SearchOptions) -> int:
+    return options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS)
 
 
 def _check_numbers(options: SearchOptions) -> None:

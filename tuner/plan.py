@@ -57,6 +57,7 @@ class SearchPlan:
     def spec(self) -> Mapping[str, Any]:
         """What makes two searches the same study, as plain JSON values."""
         return {
+            "target": self.target_name,
             "models": dict(self.fingerprints),
             "workload": _workload_spec(self.workload),
             "space": _space_spec(self.space),
@@ -69,6 +70,11 @@ class SearchPlan:
             "num_threads": self.num_threads,
             "max_model_len": self.max_model_len,
         }
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each model lies on this machine, by what a person called it."""
+        return {self.target_name: self.target_model, **self.draft_folders}
 
     def config(self, speculation: Speculation) -> EngineConfig:
         """How the engine is loaded for a configuration."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, GPSampler, GridSampler, NSGAIISampler, RandomSampler, TPESampler
 
 from tuner.errors import EngineNotInstalledError
@@ -33,7 +35,9 @@ def make_sampler(name: SamplerName, space: Space, seed: int) -> BaseSampler:
 
 
 def _make_tpe(_space: Space, seed: int) -> BaseSampler:
-    return TPESampler(multivariate=True, group=True, n_startup_trials=TPE_STARTUP_TRIALS, seed=seed)
+    with warnings.catch_warnings():  # `group` has been experimental since Optuna 2.8
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return TPESampler(multivariate=True, group=True, n_startup_trials=TPE_STARTUP_TRIALS, seed=seed)
 
 
 def _make_gp(_space: Space, seed: int) -> BaseSampler:

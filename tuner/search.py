@@ -119,7 +119,9 @@ class Search:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._observer = observer or SilentObserver()
-        self._study = StudyRecord(name=plan.name, spec=plan.spec, provenance=dict(provenance or {}))
+        self._study = StudyRecord(
+            name=plan.name, spec=plan.spec, provenance={**(provenance or {}), "models": plan.places}
+        )
 
     def run(self) -> SearchResult:
         """Go on from wherever the study is, to its verdict.
@@ -169,7 +171,8 @@ class Search:
         for row in self._trials():
             if row.state is TrialState.RUNNING:
                 self._run_trial(row, baseline)
-        for speculation in predictions.most_promising(self._untried(), PREDICTED_FIRST):
+        first = min(PREDICTED_FIRST, self._plan.max_trials - 1)  # the baseline is one of them
+        for speculation in predictions.most_promising(self._plan.space.configurations(), first):
             self._ledger.enqueue(speculation, predictions.metrics(speculation))
         repeats = 0
         while self._untried() and len(self._tried()) < self._plan.max_trials:

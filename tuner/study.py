@@ -30,7 +30,7 @@ DRAFT = "draft"
 TOKENS = "num_speculative_tokens"  # what the dashboard shows, so it has the name that people know
 CONSTRAINT = "cannot_run"
 PENALTY_FACTOR = 2.0
-"""A configuration that cannot run is told twice the worst value seen: worse than all, yet on their scale."""
+"""A configuration that cannot run is told no better than twice the baseline. Much more would wreck a GP's scaling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +165,15 @@ class TrialLedger:
         return [self._penalty(index) for index in range(len(self._objectives))]
 
     def _penalty(self, index: int) -> float:
-        """Twice the worst value seen; for objectives that are maximised, half of the lowest."""
+        """Worse than everything that ran, yet on its scale: the worst value seen, or twice the baseline's."""
         seen = [
             trial.values[index]
             for trial in self._study.get_trials(deepcopy=False, states=(OptunaState.COMPLETE,))
-            if trial.values is not None
+            if all(value <= 0 for value in trial.constraints.values())
         ]
         if self._objectives[index].direction == "maximize":
-            return min(seen, default=0.0) / PENALTY_FACTOR
-        return max(seen, default=1.0) * PENALTY_FACTOR
+            return min([*seen, *(value / PENALTY_FACTOR for value in seen[:1])], default=0.0)
+        return max([*seen, *(value * PENALTY_FACTOR for value in seen[:1])], default=0.0)
 
     def _rebuilt(self, row: TrialRecord | None) -> FrozenTrial:
         if row is None:

@@ -1,0 +1,200 @@
+"""A simulated engine with a clock of its own: true rounds, true replay, no model.
+
+Each draft hits the target's next token with a probability of its own, decided once per position, so that what
+``trace`` says and what ``run`` does agree, as they must for an autoregressive draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import ClassVar, Self
+
+import numpy as np
+
+from tuner.engines.base import Artifact, Capabilities
+from tuner.errors import OutOfDeviceMemoryError
+from tuner.records import (
+    Arrival,
+    Chunk,
+    Counters,
+    Event,
+    Finished,
+    PromptTrace,
+    Sent,
+    TargetOutput,
+    TimedSteps,
+    Trace,
+)
+from tuner.speculation import EngineConfig, Method
+
+
+@dataclass
+class World:
+    """What is true of the machine, the target and the drafts.
+
+    Attributes:
+        hit_rates: Probability that a draft's next token is right, by draft name.
+        draft_ms: One token of the draft, by draft name.
+        broken: Configurations that run out of memory, by label.
+        loads: Labels of what was loaded, in order.
+    """
+
+    hit_rates: Mapping[str, float]
+    draft_ms: Mapping[str, float]
+    round_ms: float = 20.0
+    row_ms: float = 1.0
+    ttft_ms: float = 50.0
+    broken: frozenset[str] = frozenset()
+    now_s: float = 0.0
+    loads: list[str] = field(default_factory=list)
+
+    def hits(self, draft: str, prompt_id: str, length: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether the draft is right at each position of the prompt's output."""
+        seed = sum(map(ord, draft + prompt_id))
+        return np.random.default_rng(seed).random(length) < self.hit_rates[draft]
+
+    def verify_s(self, rows: int) -> float:
+        return (self.round_ms + self.row_ms * (rows - 1)) / 1000
+
+    def draft_s(self, draft: str, tokens: int) -> float:
+        return self.draft_ms.get(draft, 0.0) * tokens / 1000
+
+
+class SimulatedEngine:
+    name: ClassVar[str] = "simulated"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        methods=frozenset(Method),
+        max_num_seqs=1,
+        max_drafted_tokens=16,
+        needs_compile=False,
+        gives_token_ids=True,
+        loads_at_once=2,
+    )
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def check(self, config: EngineConfig) -> None:
+        """Everything may be tried."""
+
+    def replay_is_exact(self, config: EngineConfig) -> bool:
+        return True
+
+    def compile_key(self, config: EngineConfig) -> str:
+        return config.key
+
+    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:
+        return Artifact(key=config.key)
+
+    def load(self, config: EngineConfig, artifact: Artifact) -> Simulation:
+        self.world.loads.append(config.speculation.label)
+        if config.speculation.label in self.world.broken:
+            raise OutOfDeviceMemoryError(f"{config.speculation.label} does not fit", "lower num_speculative_tokens")
+        return Simulation(self.world, config)
+
+
+class Simulation:
+    def __init__(self, world: World, config: EngineConfig) -> None:
+        self._world = world
+        self._draft = config.speculation.draft_name
+        self._tokens = config.speculation.drafted_tokens
+        self._totals = Counters()
+
+    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+        for arrival in arrivals:
+            yield from self._serve(arrival)
+
+    def _serve(self, arrival: Arrival) -> Iterator[Event]:
+        request, cap = arrival.request_id, arrival.max_output_tokens
+        ids = output_ids(arrival.prompt.prompt_id, cap)
+        yield Sent(request_id=request, at_s=self._world.now_s)
+        self._world.now_s += self._world.ttft_ms / 1000
+        yield Chunk(request_id=request, at_s=self._world.now_s, num_tokens=1, token_ids=ids[:1])
+        hits = self._hits(arrival.prompt.prompt_id, cap)
+        place, rounds, drafted, accepted = 1, 0, 0, 0
+        while place < cap:
+            proposed = min(self._tokens, cap - place - 1)
+            right = min(run_length(hits, place), proposed)
+            self._world.now_s += self._world.draft_s(self._draft, self._tokens) + self._world.verify_s(proposed + 1)
+            rounds, drafted, accepted = rounds + 1, drafted + proposed, accepted + right
+            chunk = ids[place : place + right + 1]
+            yield Chunk(request_id=request, at_s=self._world.now_s, num_tokens=len(chunk), token_ids=chunk)
+            place += right + 1
+        self._totals = Counters(
+            rounds=self._totals.rounds + rounds,
+            drafted_tokens=self._totals.drafted_tokens + drafted,
+            accepted_tokens=self._totals.accepted_tokens + accepted,
+        )
+        yield Finished(
+            request_id=request,
+            at_s=self._world.now_s,
+            reason="length",
+            prompt_tokens=10,
+            output_tokens=cap,
+            rounds=rounds,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+        )
+
+    def _hits(self, prompt_id: str, length: int) -> Sequence[bool]:
+        if self._tokens == 0:
+            return [False] * length
+        return list(self._world.hits(self._draft, prompt_id, length))
+
+    def counters(self) -> Counters:
+        return self._totals
+
+    def environment(self) -> dict[str, str]:
+        return {"engine": "simulated"}
+
+    def trace(self, outputs: Sequence[TargetOutput]) -> Trace:
+        return Trace(
+            draft_name=self._draft,
+            max_drafted_tokens=self._tokens,
+            prompts=tuple(self._prompt_trace(output) for output in outputs),
+        )
+
+    def _prompt_trace(self, output: TargetOutput) -> PromptTrace:
+        length = len(output.token_ids)
+        hits = self._hits(output.prompt.prompt_id, output.max_output_tokens)[:length]
+        matched = [0, *(min(run_length(hits, place), self._tokens) for place in range(1, length))]
+        return PromptTrace(
+            prompt_id=output.prompt.prompt_id,
+            prompt_class=output.prompt.prompt_class,
+            max_output_tokens=output.max_output_tokens,
+            proposed=(0, *[self._tokens] * (length - 1)),
+            matched=tuple(matched),
+        )
+
+    def time_verify(self, widths: Sequence[int], repeats: int) -> TimedSteps:
+        return TimedSteps(step="verify", seconds={rows: (self._world.verify_s(rows),) * repeats for rows in widths})
+
+    def time_draft(self, lengths: Sequence[int], repeats: int) -> TimedSteps:
+        seconds = {tokens: (self._world.draft_s(self._draft, tokens),) * repeats for tokens in lengths}
+        return TimedSteps(step="draft", seconds=seconds)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def output_ids(prompt_id: str, length: int) -> tuple[int, ...]:
+    """The target's output to a prompt, the same for every configuration."""
+    return tuple(int(one) for one in np.random.default_rng(sum(map(ord, prompt_id))).integers(1000, size=length))
+
+
+def run_length(hits: Sequence[bool], place: int) -> int:
+    """Leading hits from a position on."""
+    count = 0
+    while place + count < len(hits) and hits[place + count]:
+        count += 1
+    return count

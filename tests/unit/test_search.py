@@ -1,0 +1,291 @@
+"""The search's loop against a simulated engine: order, resumption, duplicates, failures, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import optuna
+import pytest
+from optuna.trial import TrialState as OptunaState
+
+from tests.support.observed import prompts
+from tests.support.simulated import SimulatedEngine, World
+from tuner.decide import Verdict
+from tuner.dispatch import InlineDispatcher, StageStatus
+from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
+from tuner.objective import DEFAULT_OBJECTIVES
+from tuner.plan import SearchPlan
+from tuner.records import StageKind
+from tuner.samplers import make_sampler
+from tuner.search import MAX_ATTEMPTS, Search, SearchResult
+from tuner.search_space import Draft, DraftTokens, SearchSpace
+from tuner.speculation import NO_SPECULATION, Method
+from tuner.store import MemoryStore, TrialState, TrialStore
+from tuner.study import TrialLedger, distributions
+from tuner.trial import StageTask
+from tuner.workload import Workload
+
+SPACE = SearchSpace(
+    name="two-drafts",
+    description="A good draft and a bad one.",
+    engine="simulated",
+    drafts=(
+        Draft(name="good", method=Method.DRAFT_MODEL, model="good"),
+        Draft(name="bad", method=Method.DRAFT_MODEL, model="bad"),
+    ),
+    num_speculative_tokens=DraftTokens(min=1, max=6),
+)
+
+
+def a_world(**changes: object) -> World:
+    world = World(hit_rates={"good": 0.8, "bad": 0.05}, draft_ms={"good": 1.0, "bad": 1.0})
+    for name, value in changes.items():
+        setattr(world, name, value)
+    return world
+
+
+def a_plan(**changes: object) -> SearchPlan:
+    workload = Workload(
+        name="simulated",
+        description="prompts without text",
+        limits_reason="a test",
+        prompts=tuple(prompts(24)),
+        search_prompts=12,
+        certify_prompts=12,
+        max_output_tokens=40,
+    )
+    plan = SearchPlan(
+        name="study",
+        target_model="target",
+        target_name="target",
+        draft_folders={"good": "good", "bad": "bad"},
+        fingerprints={"target": "0"},
+        workload=workload,
+        space=SPACE,
+        objectives=DEFAULT_OBJECTIVES,
+        cache_dir="unused",
+    )
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+class Bench:
+    """Everything that outlives one run of a search: the store, Optuna's storage, the world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store: TrialStore = MemoryStore()
+        self.optuna_storage = optuna.storages.InMemoryStorage()
+        self.dispatcher = InlineDispatcher()
+
+    def ledger(self, plan: SearchPlan) -> TrialLedger:
+        sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
+        return TrialLedger.open(self.optuna_storage, plan.name, plan.space, plan.objectives, sampler)
+
+    def run(self, plan: SearchPlan) -> SearchResult:
+        return Search(plan, self.store, self.ledger(plan), self.dispatcher).run()
+
+    @property
+    def optuna_trials(self) -> list[optuna.trial.FrozenTrial]:
+        return optuna.load_study(study_name="study", storage=self.optuna_storage).get_trials()
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(a_world())
+    monkeypatch.setattr("tuner.trial.load_engine", lambda _name: SimulatedEngine(bench.world))
+    return bench
+
+
+def test_the_good_draft_is_recommended_near_its_best_k(bench: Bench) -> None:
+    result = bench.run(a_plan())
+    assert result.decision.verdict is Verdict.RECOMMEND
+    assert result.recommended is not None
+    assert result.recommended.speculation.draft_name == "good"
+    best = max(result.predictions.by_configuration.values(), key=lambda one: one.speedup)
+    assert result.recommended.metrics["speedup"] == pytest.approx(best.speedup, rel=0.02)
+
+
+def test_the_baseline_is_trial_0_and_its_speed_up_is_1(bench: Bench) -> None:
+    result = bench.run(a_plan())
+    assert result.baseline.number == 0
+    assert result.baseline.speculation == NO_SPECULATION
+    assert result.baseline.metrics["speedup"] == 1.0
+
+
+def test_at_most_six_configurations_are_measured(bench: Bench) -> None:
+    result = bench.run(a_plan())
+    measured = [trial for trial in result.trials if trial.duplicate_of is None]
+    assert len(measured) == 6
+    assert len({trial.speculation.key for trial in measured}) == 6
+
+
+def test_what_was_measured_agrees_with_what_was_predicted(bench: Bench) -> None:
+    for trial in bench.run(a_plan()).trials[1:]:
+        if trial.duplicate_of is None:
+            assert trial.metrics["speedup"] == pytest.approx(trial.predicted["speedup"], rel=1e-6)
+            assert trial.metrics["acceptance_rate"] == pytest.approx(trial.predicted["acceptance_rate"])
+
+
+def test_when_no_draft_pays_the_verdict_is_not_to_speculate(bench: Bench) -> None:
+    bench.world.draft_ms = {"good": 30.0, "bad": 30.0}
+    result = bench.run(a_plan())
+    assert result.decision.verdict is Verdict.DO_NOT_SPECULATE
+    assert result.recommended is None
+    assert result.certified is None
+
+
+def test_a_small_space_is_exhausted_and_the_search_ends(bench: Bench) -> None:
+    space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=2)})
+    result = bench.run(a_plan(space=space, max_trials=50))
+    measured = [trial for trial in result.trials if trial.duplicate_of is None]
+    assert {trial.speculation.key for trial in measured} == {one.key for one in space.configurations()}
+    assert [bench.world.loads.count(one.label) for one in space.configurations() if not one.is_baseline] != []
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "grid"])
+def test_every_sampler_exhausts_a_small_space(bench: Bench, sampler: str) -> None:
+    space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=2)})
+    result = bench.run(a_plan(space=space, max_trials=50, sampler=sampler))
+    assert len({trial.speculation.key for trial in result.trials}) == 5
+
+
+def test_a_configuration_that_cannot_run_is_told_once_with_a_penalty_and_its_reason(bench: Bench) -> None:
+    bench.world.broken = frozenset({"good k=4"})
+    space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=4)})
+    result = bench.run(a_plan(space=space, max_trials=50))
+    first = next(trial for trial in result.trials if trial.speculation.label == "good k=4")
+    assert first.state is TrialState.INFEASIBLE
+    assert first.error_type == OutOfDeviceMemoryError.__name__
+    told = bench.optuna_trials[first.number]
+    assert told.state is OptunaState.COMPLETE
+    assert told.values[0] == pytest.approx(2 * result.baseline.values["e2e_ms"])
+    assert told.constraints["cannot_run"] > 0
+    assert bench.world.loads.count("good k=4") == 2  # the trace, which failed too, and one trial
+
+
+def test_a_draft_that_cannot_be_traced_is_still_explored(bench: Bench) -> None:
+    bench.world.broken = frozenset({"bad k=6"})
+    result = bench.run(a_plan(max_trials=13))
+    assert "bad" in {trial.speculation.draft_name for trial in result.trials if trial.state is TrialState.COMPLETE}
+
+
+class StopError(Exception):
+    """Ends the driver where a kill would."""
+
+
+def stopping(call: Callable[..., object], after: int) -> Callable[..., object]:
+    """The function, which works ``after`` times and then stops the driver before doing anything."""
+    calls = iter(range(after))
+
+    def maybe(*arguments: object) -> object:
+        if next(calls, None) is None:
+            raise StopError
+        return call(*arguments)
+
+    return maybe
+
+
+@pytest.mark.parametrize("method", ["save_stage", "save_trial", "conclude"])
+@pytest.mark.parametrize("after", [0, 1, 3, 6, 9])
+def test_a_search_stopped_anywhere_goes_on_and_repeats_no_measurement(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str, after: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, method, stopping(getattr(bench.store, method), after))
+        try:
+            bench.run(a_plan())
+        except StopError:
+            bench.dispatcher.close()
+    done_before = (
+        {(one.kind, one.key) for one in bench.store.stages("study") if one.ended_at is not None}
+        if (bench.store.studies())
+        else set()
+    )
+    bench.world.loads.clear()
+    submitted: list[tuple[StageKind, str]] = []
+    submit = bench.dispatcher.submit
+    monkeypatch.setattr(
+        bench.dispatcher, "submit", lambda task: (submitted.append((task.kind, task.key)), submit(task))[1]
+    )
+    result = bench.run(a_plan())
+    assert result.decision.verdict is Verdict.RECOMMEND
+    assert not done_before & set(submitted)
+    assert all(trial.state is not TrialState.RUNNING for trial in result.trials)
+    assert not [one for one in bench.optuna_trials if one.state is OptunaState.RUNNING]
+    assert [one.number for one in bench.optuna_trials if one.state is OptunaState.COMPLETE] == [
+        trial.number for trial in result.trials
+    ]
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_a_driver_that_dies_before_it_tells_optuna_tells_it_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialLedger, "tell", stopping(TrialLedger.tell, after))
+        try:
+            bench.run(a_plan())
+        except StopError:
+            bench.dispatcher.close()
+    result = bench.run(a_plan())
+    assert len(bench.optuna_trials) == len(result.trials)
+    assert {one.state for one in bench.optuna_trials} == {OptunaState.COMPLETE}
+
+
+def test_a_lost_optuna_study_is_rebuilt_from_our_rows(bench: Bench) -> None:
+    before = bench.run(a_plan())
+    bench.optuna_storage = optuna.storages.InMemoryStorage()
+    after = bench.run(a_plan())
+    assert after.trials == before.trials
+    assert [one.values for one in bench.optuna_trials] == [list(trial.values.values()) for trial in before.trials]
+
+
+def test_a_finished_study_measures_nothing_again(bench: Bench) -> None:
+    first = bench.run(a_plan())
+    bench.world.loads.clear()
+    again = bench.run(a_plan())
+    assert bench.world.loads == []
+    assert (again.decision, again.trials, again.pareto) == (first.decision, first.trials, first.pareto)
+
+
+def test_other_settings_under_the_same_name_are_refused_with_both_values(bench: Bench) -> None:
+    bench.run(a_plan())
+    with pytest.raises(StudyMismatchError, match=r"margin: stored 0\.02, now 0\.1"):
+        bench.run(a_plan(margin=0.1))
+
+
+class LosingDispatcher(InlineDispatcher):
+    """Loses the worker of each stage a few times before it runs."""
+
+    def __init__(self, losses: int) -> None:
+        super().__init__()
+        self.losses = losses
+
+    def poll(self, task: StageTask) -> StageStatus:
+        if task.attempt % MAX_ATTEMPTS < self.losses:
+            return StageStatus(error=WorkerLostError("the worker is gone"))
+        return super().poll(task)
+
+
+def test_a_lost_worker_is_replaced(bench: Bench) -> None:
+    bench.dispatcher = LosingDispatcher(losses=MAX_ATTEMPTS - 1)
+    assert bench.run(a_plan()).decision.verdict is Verdict.RECOMMEND
+
+
+def test_a_worker_lost_every_time_ends_the_search_and_keeps_the_rows(bench: Bench) -> None:
+    bench.dispatcher = LosingDispatcher(losses=MAX_ATTEMPTS)
+    with pytest.raises(WorkerLostError, match="3 times"):
+        bench.run(a_plan())
+    (stage,) = bench.store.stages("study")
+    assert stage.attempt == MAX_ATTEMPTS - 1
+    bench.dispatcher = InlineDispatcher()
+    assert bench.run(a_plan()).decision.verdict is Verdict.RECOMMEND
+
+
+def test_the_front_holds_the_baseline_and_marks_what_was_only_predicted(bench: Bench) -> None:
+    front = bench.run(a_plan()).pareto
+    assert any(entry.speculation.is_baseline and entry.is_measured for entry in front)
+    assert all((entry.trial_number is not None) == entry.is_measured for entry in front)
+    latencies = [entry.values["e2e_ms"] for entry in front]
+    assert latencies == sorted(latencies)

@@ -1,0 +1,153 @@
+"""What a search would run, how long it would take and how much disk, said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.catalog import read_catalog
+from tuner.models.pull import find_pulled
+from tuner.records import Prompt, StageKind
+from tuner.search_space import SearchSpace
+from tuner.settings import Settings
+from tuner.workload import Workload
+
+PLAIN_MACHINE_BYTES_PER_S = 8e9
+"""Weights a plain machine of two cores reads while it decodes: SmolLM2-135M, 269 MB in fp16, took 23–35 ms a token."""
+
+LOAD_S = 8.0
+"""A worker's start and an engine's load."""
+
+STEP_TIMING_TOKENS = 400
+"""Timed single steps of a stage, in tokens of plain decoding."""
+
+TRACE_SHARE = 0.3
+"""A draft's pass over the outputs, relative to the target's decoding of them."""
+
+ANCHOR_SHARE = 1 / 3
+"""The baseline runs beside a candidate on every third prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """Stages of one kind that a search would run.
+
+    Attributes:
+        count: How many of them, at most.
+        requests: Prompts sent in each, both sides counted.
+        seconds: For all of them, at most: answers may end before their cap.
+    """
+
+    kind: StageKind
+    count: int
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModel:
+    """A model that the search needs.
+
+    Attributes:
+        is_here: Nothing has to be fetched.
+        download_bytes: None where the size is not known before it is fetched.
+        disk_bytes: Likewise, of what is kept.
+    """
+
+    name: str
+    is_here: bool
+    download_bytes: int | None
+    disk_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDescription:
+    """A search that has not started.
+
+    Attributes:
+        configurations: In the space, the baseline among them.
+        max_trials: Measured at most, the baseline among them.
+        seconds: All stages together, by a rule of thumb for plain machines; fetching and installing not counted.
+    """
+
+    workload: str
+    space: str
+    configurations: int
+    max_trials: int
+    stages: tuple[PlannedStage, ...]
+    models: tuple[PlannedModel, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of all stages."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def download_bytes(self) -> int:
+        """Of all models that are not here, as far as it is known."""
+        return sum(model.download_bytes or 0 for model in self.models if not model.is_here)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Taken by models that are not here yet, as far as it is known."""
+        return sum(model.disk_bytes or 0 for model in self.models if not model.is_here)
+
+
+def describe_search(
+    *, target: str, workload: Workload, space: SearchSpace, max_trials: int, settings: Settings
+) -> PlanDescription:
+    """Describe a search without fetching, loading or starting anything."""
+    names = (target, *(draft.model for draft in space.drafts if draft.model is not None))
+    models = tuple(_planned_model(name, settings) for name in names)
+    configurations = len(space.configurations())
+    trials = min(max_trials, configurations)
+    seconds_per_token = (models[0].disk_bytes or 0) / PLAIN_MACHINE_BYTES_PER_S
+    return PlanDescription(
+        workload=workload.name,
+        space=space.name,
+        configurations=configurations,
+        max_trials=trials,
+        stages=tuple(_stages(workload, len(space.drafts), trials, seconds_per_token)),
+        models=models,
+    )
+
+
+def _planned_model(name: str, settings: Settings) -> PlannedModel:
+    entry = read_catalog().find(name)
+    if entry is None:
+        folder = Path(name).expanduser()
+        size = _size(folder)
+        return PlannedModel(name=name, is_here=folder.exists(), download_bytes=None, disk_bytes=size)
+    return PlannedModel(
+        name=name,
+        is_here=find_pulled(entry, settings) is not None,
+        download_bytes=entry.download_bytes,
+        disk_bytes=entry.disk_bytes or entry.download_bytes,
+    )
+
+
+def _size(path: Path) -> int | None:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) or None
+
+
+def _stages(workload: Workload, drafts: int, trials: int, seconds_per_token: float) -> Iterator[PlannedStage]:
+    search, certify = workload.search_sample(), workload.certify_sample()
+    search_s = _tokens(search, workload) * seconds_per_token
+    certify_s = _tokens(certify, workload) * seconds_per_token
+    timing_s = STEP_TIMING_TOKENS * seconds_per_token
+    anchors = -(-len(search) // 3)
+    yield _stage(StageKind.BASELINE, 1, len(search), search_s + timing_s)
+    yield _stage(StageKind.TRACE, drafts, len(search), TRACE_SHARE * search_s + timing_s)
+    yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors, (1 + ANCHOR_SHARE) * search_s)
+    yield _stage(StageKind.CERTIFY, 1, 2 * len(certify), 2 * certify_s)
+
+
+def _stage(kind: StageKind, count: int, requests: int, seconds: float) -> PlannedStage:
+    return PlannedStage(kind=kind, count=count, requests=requests, seconds=count * (LOAD_S + seconds))
+
+
+def _tokens(prompts: Sequence[Prompt], workload: Workload) -> int:
+    return sum(workload.output_cap(prompt) for prompt in prompts)
