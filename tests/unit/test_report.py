@@ -1,0 +1,144 @@
+"""What a study looks like to a person and to a program."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from tests.support.study_results import BASELINE, EAGLE, GOOD, a_decision, a_result, a_trial
+from tuner.decide import Verdict
+from tuner.report import (
+    NO_VERDICT,
+    metric_table,
+    next_steps,
+    reasons,
+    result_document,
+    speed_chart,
+    trial_table,
+    verdict_notes,
+    verdict_sentence,
+)
+from tuner.store import TrialState
+
+
+def text_of(renderable: object, width: int) -> str:
+    written = StringIO()
+    Console(file=written, width=width, color_system=None).print(renderable)
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()).strip("\n")
+
+
+def strict(document: object) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    return json.loads(json.dumps(document, allow_nan=False), parse_constant=refuse)
+
+
+def test_the_table_has_a_row_per_configuration_with_every_figure() -> None:
+    rows = [line.split() for line in text_of(trial_table(a_result()), 120).splitlines()]
+    assert [row for row in rows if row and row[0].isdigit()] == [
+        ["0", "no", "speculation", "–", "–", "–", "23.4", "1.00", "–", "0.00", "–"],
+        ["1", "eagle", "3", "37", "%", "1.92", "20.1", "1.15", "(1.10–1.20)", "1.18", "0.81", "100", "%"],
+        ["2", "shallow", "12", "–", "–", "–", "cannot", "run", "–", "–", "–"],
+    ]
+
+
+def test_no_title_of_the_table_is_cut() -> None:
+    for width in (80, 120):
+        text = text_of(trial_table(a_result(), width), width)
+        assert "…" not in text
+        assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_a_narrow_table_keeps_every_column_and_puts_intervals_below() -> None:
+    lines = text_of(trial_table(a_result(), 80), 80).splitlines()
+    first = next(index for index, line in enumerate(lines) if "eagle" in line)
+    assert lines[first - 1].split() == ["1.15"]
+    assert lines[first].split() == [
+        "1",
+        "eagle",
+        "3",
+        "37",
+        "%",
+        "1.92",
+        "20.1",
+        "1.10–1.20",
+        "1.18",
+        "0.81",
+        "100",
+        "%",
+    ]
+
+
+def test_the_interval_of_tpot_is_shown_where_there_is_one() -> None:
+    trial = a_trial(0, EAGLE, metrics={"tpot_ms_mean": 20.0, "tpot_ms_low": 19.5, "tpot_ms_high": 20.6})
+    assert "20.0 (19.5–20.6)" in text_of(trial_table(a_result(trials=(trial,))), 140)
+
+
+def test_a_trial_that_cannot_run_is_named_with_the_first_line_of_its_reason() -> None:
+    assert reasons(a_result().trials) == ("trial 2, shallow k=12, cannot run: 2.0 GiB needed, 1.0 GiB free on cpu",)
+
+
+def test_notes_say_how_many_outputs_are_identical() -> None:
+    assert verdict_notes(a_result())[0] == "100 % of 16 outputs identical to those without speculation"
+
+
+def test_an_unfinished_study_has_no_verdict_and_says_how_it_goes_on() -> None:
+    result = a_result(decision=None)
+    unfinished = type(result)(
+        study=result.study, decision=None, baseline=BASELINE, recommended=None, trials=(BASELINE,)
+    )
+    assert verdict_sentence(unfinished) == NO_VERDICT
+    assert next_steps(unfinished) == ()
+    assert result_document(unfinished)["verdict"] is None
+
+
+def test_next_steps_lead_to_an_export_only_where_something_is_certified() -> None:
+    assert next_steps(a_result())[0] == "tuner export code-gen-1a2b3c --format vllm --output vllm.yaml"
+    inconclusive = next_steps(a_result(a_decision(Verdict.INCONCLUSIVE)))
+    assert not any("export" in step for step in inconclusive)
+
+
+def test_the_document_has_what_scripts_read() -> None:
+    document = strict(result_document(a_result()))
+    assert document["study"] == "code-gen-1a2b3c"
+    assert document["verdict"] == "recommend"
+    assert document["baseline"]["method"] == "none"
+    assert document["recommended"]["num_speculative_tokens"] == 3
+    assert [member["trial"] for member in document["pareto"]] == [1, None, 0]
+    assert [trial["state"] for trial in document["trials"]] == ["complete", "complete", "infeasible", "complete"]
+    assert document["decision"]["speedup"]["one_sided_99_low"] == 1.08
+
+
+def test_figures_that_json_cannot_hold_become_null() -> None:
+    odd = a_trial(0, EAGLE, metrics={"speedup": float("nan"), "tpot_ms_mean": float("inf"), "acceptance_rate": None})
+    metrics = strict(result_document(a_result(trials=(odd,))))["trials"][0]["metrics"]
+    assert metrics == {"speedup": None, "tpot_ms_mean": None, "acceptance_rate": None}
+
+
+def test_one_trial_is_shown_with_every_figure_beside_its_prediction() -> None:
+    rows = [line.split() for line in text_of(metric_table(GOOD), 80).splitlines()]
+    assert ["speedup", "1.154", "1.18"] in rows
+    assert ["e2e_ms_mean", "–", "1,700"] in rows
+
+
+def test_the_plot_has_predictions_measurements_and_the_certified_point_of_each_draft() -> None:
+    chart = speed_chart(a_result())
+    assert chart.title == "code-gen on SmolLM2-135M-Instruct"
+    assert [curve.draft_name for curve in chart.curves] == ["eagle", "shallow"]
+    eagle, shallow = chart.curves
+    assert [point.drafted_tokens for point in eagle.predicted] == [1, 2, 3, 4]
+    assert [(point.drafted_tokens, point.speedup, point.low) for point in eagle.measured] == [(3, 1.154, 1.101)]
+    assert eagle.certified is not None
+    assert eagle.certified.speedup == 1.15
+    assert (shallow.predicted, shallow.measured, shallow.certified) == ((), (), None)
+
+
+def test_an_unfinished_trial_is_neither_measured_nor_failed() -> None:
+    running = a_trial(1, EAGLE, state=TrialState.RUNNING, values={})
+    result = a_result(trials=(BASELINE, running))
+    assert "unfinished" in text_of(trial_table(result), 120)
+    assert reasons(result.trials) == ()
