@@ -210,6 +210,8 @@ def _prompts_needed(speedup: Interval | None, margin: float) -> int | None:
     if speedup is None or speedup.n < FEWEST_PROMPTS_FOR_A_VERDICT:
         return FEWEST_PROMPTS_FOR_A_VERDICT
     distance = math.log(speedup.estimate / (1 + margin))
+    if distance == 0:
+        return None
     confidence = 0.98 if distance > 0 else 0.95  # one-sided 99 % is two-sided 98 %
     needed = max(prompts_needed(speedup.coefficient_of_variation, abs(distance), confidence), speedup.n + 1)
     return needed if needed <= MOST_PROMPTS_TO_ASK_FOR else None
@@ -223,7 +225,7 @@ def _sentence(
     if verdict is Verdict.RECOMMEND:
         return f"Use {name}: it answers faster than no speculation{gain}."
     if verdict is Verdict.DO_NOT_SPECULATE:
-        return f"Do not speculate: {name} does not gain {margin:.0%} end to end{gain}."
+        return f"Do not speculate: {name} does not gain {margin * 100:g} % end to end{gain}."
     return f"Inconclusive for {name}: {reason}{gain}."
 
 
