@@ -57,7 +57,7 @@ class Interval:
 
 
 def ratio_interval(
-    numerators: NDArray[np.float64], denominators: NDArray[np.float64], seed: int = 0
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64], seed: int = 0, *, skewed: bool = True
 ) -> Interval | None:
     """Σ numerators / Σ denominators over prompts, with limits on the logarithm's scale.
 
@@ -70,6 +70,8 @@ def ratio_interval(
         numerators: [prompts], positive.
         denominators: [prompts], of the same prompts in the same order, positive.
         seed: Of the resampling.
+        skewed: False where both sides are the same configuration, so that only noise tells them apart: Student's
+            quantiles are then right at any number of prompts.
 
     Returns:
         None for fewer than three prompts.
@@ -80,7 +82,8 @@ def ratio_interval(
     ratios, errors = log_ratio(numerators[None, :], denominators[None, :])
     ratio, error = float(ratios[0]), float(errors[0])
     quantiles = [float(stdtrit(n - 1, level)) for level in (0.025, 0.975, 0.01)]
-    resamples = error > SMALLEST_ERROR and (n < FEW_PROMPTS or _is_dominated(numerators, denominators))
+    uneven = n < FEW_PROMPTS or _is_dominated(numerators, denominators)
+    resamples = skewed and uneven and error > SMALLEST_ERROR
     if resamples:
         tails = _bootstrap_quantiles(numerators, denominators, ratio, seed)
         farther = (min, max, min)

@@ -83,12 +83,16 @@ def measure_with_anchor(
     limits: MeasureLimits,
     *,
     anchor_every: int = 3,
+    anchor_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> MeasureResult:
     """Run the candidate on every prompt, and the baseline on every third beside it in time.
 
     The baseline goes first in one group of prompts and last in the next, each time on the prompt that the
-    candidate has nearest to it. Memory is not known: both engines share the process.
+    candidate has nearest to it.
+
+    Both engines share the process, so the candidate's memory is what is left of the whole after ``anchor_bytes``,
+    by which loading the baseline made it grow; None where that is not given.
 
     Raises:
         WorkloadError: There is no prompt.
@@ -105,7 +109,8 @@ def measure_with_anchor(
         work = [(anchor, beside), (tested, group)]
         for side, share in work if turn % 2 == 0 else reversed(work):
             side.run(share)
-    return MeasureResult(candidate=tested.measurement(), anchor=anchor.measurement())
+    peak = None if anchor_bytes is None else tested.peak_memory_bytes - anchor_bytes
+    return MeasureResult(candidate=tested.measurement(peak_memory_bytes=peak), anchor=anchor.measurement())
 
 
 def measure_blocks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,11 +90,27 @@ def anchored_speedup(
     """Gain of a candidate measured in search over a baseline measured earlier, corrected by its anchor.
 
     The anchor shows how much slower or faster the machine is than at the baseline's time. Its own uncertainty is
-    in the interval. Without an anchor the machine is taken to be as it was. None for fewer than three prompts.
+    in the interval, unless it shares fewer than three prompts with the baseline. Without an anchor the machine is
+    taken to be as it was. None for fewer than three prompts.
     """
     direct = paired_speedup(baseline, result.candidate, metric, left_out=left_out)
-    drift = None if result.anchor is None else paired_speedup(result.anchor, baseline, metric, left_out=left_out)
-    return direct if direct is None or drift is None else _product(direct, drift)
+    if direct is None or result.anchor is None:
+        return direct
+    same = paired(result.anchor, baseline, metric, left_out)
+    drift = ratio_interval(same.baseline, same.candidate, skewed=False)
+    if drift is not None:
+        return _product(direct, drift)
+    return _scaled(direct, same.baseline.sum() / same.candidate.sum()) if same.prompt_ids else direct
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return replace(
+        interval,
+        estimate=interval.estimate * factor,
+        low=interval.low * factor,
+        high=interval.high * factor,
+        one_sided_99_low=interval.one_sided_99_low * factor,
+    )
 
 
 def _product(one: Interval, other: Interval) -> Interval:

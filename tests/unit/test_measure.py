@@ -284,7 +284,10 @@ def test_the_anchor_runs_every_third_prompt_beside_the_candidate():
     assert [record.prompt_id for record in result.anchor.requests] == ["p0", "p5", "p6"]
 
 
-def test_memory_of_two_engines_in_one_process_is_not_known():
-    baseline, candidate, _ = two_engines()
-    result = measure_with_anchor(baseline, candidate, prompts(1), LIMITS)
-    assert result.candidate.peak_memory_bytes is None
+def test_memory_of_two_engines_in_one_process_is_told_apart_only_by_what_the_anchor_added():
+    def peak(**known):
+        baseline, candidate, _ = two_engines()
+        return measure_with_anchor(baseline, candidate, prompts(1), LIMITS, **known).candidate.peak_memory_bytes
+
+    assert peak() is None
+    assert peak(anchor_bytes=5_000_000) == pytest.approx(process_tree_bytes() - 5_000_000, rel=0.05)

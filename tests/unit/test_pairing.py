@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.observed import a_failed_request, a_measurement, a_request, timed
+from tuner.intervals import ratio_interval
 from tuner.pairing import anchored_speedup, paired, paired_speedup
 from tuner.records import Measurement, MeasureResult
 
@@ -87,7 +88,7 @@ def test_the_uncertainty_of_the_anchor_is_in_the_interval():
     candidate = side(*np.tile([0.5, 0.7], 6))
     anchor = side(1.0, 1.1, 0.9, 1.0)
     direct = paired_speedup(baseline, candidate)
-    drift = paired_speedup(anchor, baseline)
+    drift = ratio_interval(np.array([1.0, 1.1, 0.9, 1.0]), np.ones(4), skewed=False)
     whole = anchored_speedup(baseline, MeasureResult(candidate=candidate, anchor=anchor))
     widths = [math.log(one.high / one.estimate) for one in (direct, drift, whole)]
     assert widths[2] == pytest.approx(math.hypot(widths[0], widths[1]))
@@ -97,3 +98,15 @@ def test_without_an_anchor_the_machine_is_taken_as_it_was():
     baseline, candidate = side(1.0, 2.0, 3.0, 4.0), side(0.5, 1.5, 2.0, 2.0)
     result = MeasureResult(candidate=candidate, anchor=None)
     assert anchored_speedup(baseline, result) == paired_speedup(baseline, candidate)
+
+
+def test_an_anchor_of_one_prompt_still_corrects():
+    baseline = side(1.0, 2.0, 3.0)
+    result = MeasureResult(candidate=slowed(baseline, 1.2), anchor=slowed(side(1.0), 1.2))
+    assert anchored_speedup(baseline, result).estimate == pytest.approx(1)
+
+
+def test_an_anchor_that_failed_corrects_nothing():
+    baseline = side(1.0, 2.0, 3.0)
+    result = MeasureResult(candidate=slowed(baseline, 0.5), anchor=a_measurement(a_failed_request("p0")))
+    assert anchored_speedup(baseline, result).estimate == pytest.approx(2)
