@@ -16,7 +16,13 @@ import typer
 from typer.core import TyperGroup
 
 import tuner
-from tuner.cli.output import INTERNAL_ERROR, report_error, report_internal_error
+from tuner.cli.output import (
+    INTERNAL_ERROR,
+    is_usage_error,
+    report_error,
+    report_internal_error,
+    report_usage_error,
+)
 from tuner.errors import TunerError
 
 DEBUG_VARIABLE = "TUNER_DEBUG"
@@ -107,17 +113,21 @@ def main() -> None:
     """Run the command line; every error becomes a message on stderr and an exit code here."""
     as_json = "--json" in sys.argv[1:]
     try:
-        typer.main.get_command(app)(prog_name="tuner")
+        # typer writes usage errors as text; with --json they are raised, and written below
+        code = typer.main.get_command(app)(prog_name="tuner", standalone_mode=not as_json)
     except TunerError as error:
         if _is_debugging():
             raise
         report_error(error, as_json=as_json)
         sys.exit(error.exit_code)
     except Exception as error:  # the one broad catch: what nobody foresaw becomes one line
+        if is_usage_error(error):
+            sys.exit(report_usage_error(error))
         if _is_debugging():
             raise
         report_internal_error(error, as_json=as_json)
         sys.exit(INTERNAL_ERROR)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,18 @@ def report_internal_error(error: Exception, *, as_json: bool) -> None:
     sys.stderr.write(f"internal error: {name}: {message} ({hint})\n")
 
 
+def is_usage_error(error: Exception) -> bool:
+    """Whether typer raised it for a command line that it cannot read; its class is typer's or click's, by version."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def report_usage_error(error: Any) -> int:
+    """Say as JSON on stderr what is wrong with the command line, and give back the exit code."""
+    exit_code = int(error.exit_code)
+    _write_error("UsageError", hide_passwords(error.format_message()), "tuner --help", exit_code)
+    return exit_code
+
+
 def _write_error(name: str, message: str, hint: str, exit_code: int) -> None:
     error = {"type": name, "message": message, "hint": hint, "exit_code": exit_code}
     sys.stderr.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
