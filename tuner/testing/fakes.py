@@ -42,6 +42,8 @@ class FakeEngine:
         output_tokens: After which an answer ends by itself; None runs to each request's cap.
         failing: Prompts whose requests fail instead of being answered.
         clock: Shared by everything this engine loads.
+
+    Default times are exact in binary, so that sums of them can be compared with ``==``.
     """
 
     name: ClassVar[str] = "fake"
@@ -56,7 +58,7 @@ class FakeEngine:
 
     accepts: tuple[int, ...] = (0,)
     ttft_s: float = 0.5
-    round_s: float = 0.1
+    round_s: float = 0.125
     prompt_tokens: int = 10
     output_tokens: int | None = None
     failing: frozenset[str] = frozenset()
