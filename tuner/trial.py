@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
 from tuner.errors import UnsupportedConfigurationError
-from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor
+from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor, process_tree_bytes
 from tuner.records import (
     BaselineResult,
     CertifyResult,
@@ -133,8 +133,17 @@ def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> 
                 candidate=measure(candidate, task.prompts, task.limits, progress=progress), anchor=None
             )
     with ExitStack() as stack:
-        baseline, candidate = _load_both(engine, task, stack)
-        return measure_with_anchor(baseline, candidate, task.prompts, task.limits, progress=progress)
+        candidate = stack.enter_context(_load(engine, task.config, task))
+        alone = process_tree_bytes()
+        baseline = stack.enter_context(_load(engine, replace(task.config, speculation=NO_SPECULATION), task))
+        return measure_with_anchor(
+            baseline,
+            candidate,
+            task.prompts,
+            task.limits,
+            anchor_bytes=process_tree_bytes() - alone,
+            progress=progress,
+        )
 
 
 def _run_certify(engine: Engine, task: StageTask, progress: Progress | None) -> CertifyResult:
