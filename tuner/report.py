@@ -1,75 +1,28 @@
-"""What a study found, as a table, as sentences, as a plot and as one JSON document."""
+"""What a study found and what a search would do, as tables, sentences and a plot for people."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from tuner.charts import ChartPoint, DraftCurve, SpeedChart
-from tuner.decide import Decision, Verdict
-from tuner.export import Chosen
-from tuner.predictions import Predictions
-from tuner.records import to_json
-from tuner.speculation import EngineConfig, Speculation
-from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState
+from tuner.decide import Verdict
+from tuner.documents import StudyResult, verdict_sentence
+from tuner.estimate import PlanDescription, PlannedModel
+from tuner.store import StudyRecord, TrialRecord, TrialState
 
 ABSENT = "–"
 """A figure that does not exist, such as the acceptance rate of no speculation."""
-
-NO_VERDICT = "No verdict yet: this search has not ended; the command that started it goes on with it."
 
 WIDE = 112
 """Characters that the table takes with whole words in its titles."""
 
 _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run", TrialState.LOST: "lost"}
-
-
-class StudyResult(Protocol):
-    """What a report needs of a study, finished or not; a search's own result is one.
-
-    Attributes are read only. ``decision`` is None while there is no verdict, ``baseline`` while it is not measured.
-    """
-
-    @property
-    def study(self) -> StudyRecord:
-        """What was asked for."""
-        ...
-
-    @property
-    def decision(self) -> Decision | None:
-        """The verdict."""
-        ...
-
-    @property
-    def baseline(self) -> TrialRecord | None:
-        """Trial 0, no speculation."""
-        ...
-
-    @property
-    def recommended(self) -> TrialRecord | None:
-        """The trial to deploy, where the verdict is to speculate."""
-        ...
-
-    @property
-    def trials(self) -> tuple[TrialRecord, ...]:
-        """All trials by number."""
-        ...
-
-    @property
-    def predictions(self) -> Predictions:
-        """What replay said of every configuration."""
-        ...
-
-    @property
-    def pareto(self) -> tuple[ParetoEntry, ...]:
-        """The front."""
-        ...
 
 
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,11 +109,6 @@ def _first_line(text: str | None) -> str:
     return next(iter((text or "no reason was kept").splitlines()), "")
 
 
-def verdict_sentence(result: StudyResult) -> str:
-    """The verdict, in one sentence."""
-    return NO_VERDICT if result.decision is None else result.decision.sentence
-
-
 def verdict_notes(result: StudyResult) -> tuple[str, ...]:
     """What a reader must know beside the verdict: identical outputs, and what the interval does not contain."""
     decision = result.decision
@@ -199,6 +147,50 @@ def metric_table(trial: TrialRecord) -> Table:
 
 def _figure(value: float | None) -> str:
     return ABSENT if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+# ── a plan ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_table(plan: PlanDescription) -> Table:
+    """The stages that a search would run, with prompts and seconds at most."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("stage")
+    for title in ("times", "requests in each", "at most"):
+        table.add_column(title, justify="right")
+    for stage in plan.stages:
+        table.add_row(str(stage.kind), str(stage.count), str(stage.requests), duration(stage.seconds))
+    return table
+
+
+def plan_sentences(plan: PlanDescription) -> tuple[str, ...]:
+    """What a search would do, how long it would take, and what it would fetch and keep."""
+    return (
+        f"{plan.workload}: {plan.max_trials} of the {plan.configurations} configurations of {plan.space} would be "
+        "measured at most, no speculation among them",
+        f"about {duration(plan.seconds)} at most on a plain machine of two cores, models fetched beforehand",
+        *(_model_sentence(model) for model in plan.models),
+        f"to fetch: {size(plan.download_bytes)}, to keep on disk: {size(plan.disk_bytes)}",
+    )
+
+
+def _model_sentence(model: PlannedModel) -> str:
+    if model.is_here:
+        return f"model {model.name}: is here"
+    known = model.download_bytes is not None
+    return f"model {model.name}: would be fetched, {size(model.download_bytes or 0) if known else 'size not known'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that a person would say."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the unit that a person would say."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 # ── the plot ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,97 +266,3 @@ def _title(study: StudyRecord) -> str:
     name = workload.get("name") if isinstance(workload, Mapping) else None
     target = study.spec.get("target")
     return " on ".join(str(part) for part in (name, target) if part) or study.name
-
-
-# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def result_document(result: StudyResult) -> dict[str, Any]:
-    """Everything about a study, as one strict JSON object: finite numbers only, null for what does not exist."""
-    decision = result.decision
-    return {
-        "study": result.study.name,
-        "verdict": None if decision is None else str(decision.verdict),
-        "sentence": verdict_sentence(result),
-        "decision": None if decision is None else _finite(json.loads(to_json(decision))),
-        "baseline": None if result.baseline is None else trial_document(result.baseline),
-        "recommended": None if result.recommended is None else trial_document(result.recommended),
-        "pareto": [_member_document(entry) for entry in result.pareto],
-        "trials": [trial_document(trial) for trial in result.trials],
-        "created_at": result.study.created_at.isoformat(),
-        "spec": _finite(result.study.spec),
-        "provenance": _finite(result.study.provenance),
-    }
-
-
-def export_document(result: StudyResult, config: EngineConfig, chosen: Chosen) -> dict[str, Any]:
-    """A configuration with everything that stands behind it: decision, intervals, conditions, provenance."""
-    decision = result.decision
-    return {
-        "study": result.study.name,
-        "trial": chosen.trial.number,
-        "is_certified": chosen.is_certified,
-        "verdict": None if decision is None else str(decision.verdict),
-        "sentence": verdict_sentence(result),
-        "configuration": {
-            **speculation_document(config.speculation),
-            "target_model": config.target_model,
-            "max_num_seqs": config.max_num_seqs,
-            "max_model_len": config.max_model_len,
-            "weight_format": config.weight_format,
-            "num_threads": config.num_threads,
-        },
-        "measured": trial_document(chosen.trial),
-        "baseline": None if result.baseline is None else trial_document(result.baseline),
-        "decision": None if decision is None else _finite(json.loads(to_json(decision))),
-        "conditions": _finite(result.study.spec),
-        "provenance": _finite(result.study.provenance),
-    }
-
-
-def speculation_document(speculation: Speculation) -> dict[str, Any]:
-    """A configuration under the names that vLLM and the search space use."""
-    return {
-        "configuration": speculation.label,
-        "method": str(speculation.method),
-        "draft": speculation.draft_name,
-        "model": speculation.draft_model,
-        "num_speculative_tokens": speculation.drafted_tokens,
-        "prompt_lookup_max": speculation.prompt_lookup_max,
-        "prompt_lookup_min": speculation.prompt_lookup_min,
-    }
-
-
-def trial_document(trial: TrialRecord) -> dict[str, Any]:
-    """A trial with everything known of it."""
-    return {
-        "trial": trial.number,
-        **speculation_document(trial.speculation),
-        "state": str(trial.state),
-        "values": _finite(trial.values),
-        "metrics": _finite(trial.metrics),
-        "predicted": _finite(trial.predicted),
-        "duplicate_of": trial.duplicate_of,
-        "error_type": trial.error_type,
-        "error": trial.error,
-    }
-
-
-def _member_document(entry: ParetoEntry) -> dict[str, Any]:
-    return {
-        **speculation_document(entry.speculation),
-        "trial": entry.trial_number,
-        "is_measured": entry.is_measured,
-        "values": _finite(entry.values),
-    }
-
-
-def _finite(value: Any) -> Any:
-    """The value with every number that JSON cannot hold replaced by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value

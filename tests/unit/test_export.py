@@ -13,6 +13,7 @@ import yaml
 
 from tests.support.study_results import BASELINE, BROKEN, EAGLE, GOOD, NGRAM, SHALLOW, a_decision, a_result, a_trial
 from tuner.decide import Verdict
+from tuner.documents import export_document
 from tuner.errors import ConfigurationError, NotFoundError, StorageError, UnsupportedConfigurationError
 from tuner.export import (
     Export,
@@ -24,7 +25,6 @@ from tuner.export import (
     vllm_settings,
     write_export,
 )
-from tuner.report import export_document
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation
 
 TRIALS = (BASELINE, GOOD, BROKEN)

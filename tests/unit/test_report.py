@@ -10,16 +10,14 @@ from rich.console import Console
 
 from tests.support.study_results import BASELINE, EAGLE, GOOD, a_decision, a_result, a_trial
 from tuner.decide import Verdict
+from tuner.documents import NO_VERDICT, result_document, verdict_sentence
 from tuner.report import (
-    NO_VERDICT,
     metric_table,
     next_steps,
     reasons,
-    result_document,
     speed_chart,
     trial_table,
     verdict_notes,
-    verdict_sentence,
 )
 from tuner.store import TrialState
 

@@ -10,19 +10,19 @@ app = new_app()
 @app.command("best")
 def best(study: StudyName = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Say what a study recommends: a configuration, or not to speculate."""
-    from tuner import report
+    from tuner import documents, report
     from tuner.api import open_result
     from tuner.cli.output import print_json, stdout_console
 
     result = open_result(study, storage)
     if as_json:
         wanted = ("study", "verdict", "sentence", "recommended", "decision")
-        document = report.result_document(result)
+        document = documents.result_document(result)
         print_json({name: document[name] for name in wanted})
         return
     console = stdout_console()
     console.print(f"study {result.study.name}", soft_wrap=True)
-    console.print(report.verdict_sentence(result), style="bold")
+    console.print(documents.verdict_sentence(result), style="bold")
     for line in report.verdict_notes(result):
         console.print(f"  {line}")
     for line in report.next_steps(result):

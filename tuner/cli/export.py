@@ -11,8 +11,8 @@ import typer
 from tuner.cli.arguments import AsJson, Storage, StudyName, new_app
 
 if TYPE_CHECKING:
-    from tuner.api import StoredStudy
     from tuner.export import Chosen, Export
+    from tuner.stored import StoredStudy
 
 app = new_app()
 
@@ -51,8 +51,8 @@ def export(
 
 
 def _make(result: StoredStudy, chosen: Chosen, export_format: str) -> Export:
+    from tuner.documents import export_document
     from tuner.export import ExportFormat, json_export, parse_format, vllm_export, vllm_settings
-    from tuner.report import export_document
 
     config = result.config(chosen.trial.speculation)
     if parse_format(export_format) is ExportFormat.JSON:

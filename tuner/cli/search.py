@@ -93,22 +93,27 @@ def _run(asked: SearchOptions) -> SearchResult:
 
 
 def _show_plan(asked: SearchOptions, *, as_json: bool) -> None:
-    from tuner.api import describe_plan, plan_search
+    from tuner.api import describe_plan
     from tuner.cli.output import print_json, stdout_console
-    from tuner.report import plan_document, plan_table
+    from tuner.documents import plan_document
+    from tuner.report import plan_sentences, plan_table
 
-    description = describe_plan(plan_search(asked))
+    plan = describe_plan(asked)
     if as_json:
-        print_json(plan_document(description))
+        print_json(plan_document(plan))
         return
-    stdout_console().print(plan_table(description))
+    console = stdout_console()
+    console.print(plan_table(plan))
+    for line in plan_sentences(plan):
+        console.print(line)
 
 
 def _show_result(result: SearchResult, plot: Path | None, *, as_json: bool) -> None:
     from tuner.charts import write_chart
     from tuner.cli.output import print_json
     from tuner.cli.stored import default_plot, print_result
-    from tuner.report import result_document, speed_chart
+    from tuner.documents import result_document
+    from tuner.report import speed_chart
 
     path = plot or default_plot(result.study.name)
     write_chart(speed_chart(result), path)

@@ -10,7 +10,7 @@ import typer
 from tuner.cli.arguments import AsJson, Storage, StudyName, TrialNumber, new_app
 
 if TYPE_CHECKING:
-    from tuner.report import StudyResult
+    from tuner.documents import StudyResult
     from tuner.store import TrialRecord
 
 app = new_app()
@@ -27,7 +27,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its trials and its verdict, or one trial with every figure."""
-    from tuner import report
+    from tuner import documents, report
     from tuner.api import open_result
     from tuner.charts import write_chart
     from tuner.cli.output import print_json
@@ -38,7 +38,7 @@ def show(
     if plot is not None:
         write_chart(report.speed_chart(result), plot)
     if as_json:
-        print_json(report.result_document(result) if chosen is None else report.trial_document(chosen))
+        print_json(documents.result_document(result) if chosen is None else documents.trial_document(chosen))
     elif chosen is not None:
         _print_trial(result, chosen)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tuner.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from tuner.report import StudyResult
+    from tuner.documents import StudyResult
     from tuner.store import TrialRecord
 
 
@@ -26,12 +26,13 @@ def print_result(result: StudyResult, plot: Path | None = None) -> None:
     """The table, why trials failed, the verdict with what belongs to it, and what to do next."""
     from tuner import report
     from tuner.cli.output import stdout_console
+    from tuner.documents import verdict_sentence
 
     console = stdout_console()
     console.print(report.trial_table(result, console.width))
     for line in report.reasons(result.trials):
         console.print(line, style="yellow")
-    console.print(report.verdict_sentence(result), style="bold")
+    console.print(verdict_sentence(result), style="bold")
     for line in report.verdict_notes(result):
         console.print(f"  {line}")
     if plot is not None:
