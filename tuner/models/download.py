@@ -18,7 +18,6 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 # A line that breaks goes on from where it was; these waits outlast a proxy's restart.
 PAUSES_S = (1.0, 2.0, 4.0)
-_BLOCK_BYTES = 1 << 16
 
 
 def open_client(ca_file: str | None = None) -> httpx.Client:
@@ -74,9 +73,9 @@ def _fetch_persistently(client: httpx.Client, address: Address, part: Path, repo
             problem = type(error).__name__
         except OSError as error:
             raise DownloadError(f"{part} cannot be written: {error.strerror}", "free some disk space") from error
+    times = len(PAUSES_S) + 1
     raise DownloadError(
-        f"{address.url} broke off {len(PAUSES_S) + 1} times ({problem})",
-        "run the same command again: it goes on from there",
+        f"{address.url} broke off {times} times ({problem})", "run the same command again: it goes on from there"
     )
 
 
@@ -102,7 +101,7 @@ def _write(response: httpx.Response, part: Path, have: int, report: Report) -> N
     total = have + int(length) if length else None
     what = f"Downloading {part.name.removesuffix('.part')}"
     with part.open("ab" if have else "wb") as out:
-        for block in response.iter_raw(_BLOCK_BYTES):
+        for block in response.iter_raw():
             out.write(block)
             report(what, out.tell(), total)
 
