@@ -21,7 +21,7 @@ from tuner.errors import MeasurementError
 from tuner.intervals import log_ratio
 from tuner.metrics import LATENCIES, MS_PER_S, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
 from tuner.records import Measurement, RequestRecord, TimedSteps, Trace
-from tuner.replay import ReplayedRounds, replay
+from tuner.replay import ReplayedRounds, replay_all
 
 MODEL_ERROR = 0.02
 """Relative sd of what no timing of single steps shows: configurations differ by 1.5 %, loads of one by 1 %."""
@@ -191,26 +191,37 @@ def predict(trace: Trace, times: RoundTimes, baseline: Measurement, drafted_toke
         MeasurementError: They share none, or a round of this k has a part beyond the timed sizes.
         ConfigurationError: The trace does not reach this k.
     """
-    paths = _paths(baseline)
-    rounds = replay(trace, drafted_tokens, paths.prompt_ids)
-    if not rounds.prompt_ids:
-        raise MeasurementError(
-            f"the trace of {trace.draft_name!r} and the baseline share no completed prompt",
-            "trace the outputs of this baseline",
-        )
-    return _prediction(trace.draft_name, rounds, times, paths.of(rounds.prompt_ids))
+    return _predictions(trace, times, _paths(baseline), [drafted_tokens])[0]
 
 
 def predict_all(
     traces: Sequence[Trace], times: Mapping[str, RoundTimes], baseline: Measurement, drafted_tokens: Sequence[int]
 ) -> tuple[Prediction, ...]:
-    """Predict every k of every draft that its trace and the timed sizes reach; the others are left out."""
-    return tuple(
-        predict(trace, times[trace.draft_name], baseline, k)
-        for trace in traces
-        for k in drafted_tokens
-        if k <= trace.max_drafted_tokens and _reaches(times[trace.draft_name], k)
-    )
+    """Predict every k of every draft that its trace and the timed sizes reach; the others are left out.
+
+    Raises:
+        MeasurementError: A trace and the baseline share no completed prompt.
+    """
+    paths = _paths(baseline)
+    found: list[Prediction] = []
+    for trace in traces:
+        steps = times[trace.draft_name]
+        within = [k for k in drafted_tokens if k <= trace.max_drafted_tokens and _reaches(steps, k)]
+        found += _predictions(trace, steps, paths, within)
+    return tuple(found)
+
+
+def _predictions(trace: Trace, times: RoundTimes, paths: _Paths, drafted_tokens: Sequence[int]) -> list[Prediction]:
+    shared = {prompt.prompt_id for prompt in trace.prompts} & set(paths.prompt_ids)
+    if not shared:
+        raise MeasurementError(
+            f"the trace of {trace.draft_name!r} and the baseline share no completed prompt",
+            "trace the outputs of this baseline",
+        )
+    return [
+        _prediction(trace.draft_name, rounds, times, paths.of(rounds.prompt_ids))
+        for rounds in replay_all(trace, drafted_tokens, shared)
+    ]
 
 
 def _reaches(times: RoundTimes, drafted_tokens: int) -> bool:

@@ -6,6 +6,8 @@ loaded together take turns, so that a drifting machine slows both alike.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -39,6 +41,9 @@ WARMUP_TOKENS = 16
 STEADY_WITHIN = 0.1
 """Two warm-up requests in a row whose round times differ by less are steady: noise alone is 1-5 %."""
 
+MEMORY_INTERVAL_S = 1.0
+"""Between two looks at memory, each between two requests: a look reads all of /proc and may take 10 ms."""
+
 BLOCK_REQUESTS_PER_SLOT = 2
 """Requests of one side before the other has its turn: seconds, where a machine drifts over minutes."""
 
@@ -70,10 +75,11 @@ def measure(
         WorkloadError: There is no prompt.
         MeasurementError: What the engine reported contradicts itself.
     """
-    side = _Side(name="request", loaded=loaded, limits=limits, report=_Report(progress, len(prompts)))
+    report = _Report(progress, len(prompts))
+    side = _Side(name="request", loaded=loaded, limits=limits, report=report, bytes_of_others=0)
     side.warm_up(prompts)
     side.run(prompts)
-    return side.measurement(peak_memory_bytes=side.peak_memory_bytes)
+    return side.measurement()
 
 
 def measure_with_anchor(
@@ -101,7 +107,7 @@ def measure_with_anchor(
     groups = _groups(prompts, anchor_every * limits.concurrency)
     nearest = [_nearest(group, limits.concurrency, first=not turn % 2) for turn, group in enumerate(groups)]
     report = _Report(progress, len(prompts) + sum(map(len, nearest)))
-    tested = _Side(name="candidate", loaded=candidate, limits=limits, report=report)
+    tested = _Side(name="candidate", loaded=candidate, limits=limits, report=report, bytes_of_others=anchor_bytes)
     anchor = _Side(name="anchor", loaded=baseline, limits=limits, report=report)
     anchor.warm_up(prompts)
     tested.warm_up(prompts)
@@ -109,8 +115,7 @@ def measure_with_anchor(
         work = [(anchor, beside), (tested, group)]
         for side, share in work if turn % 2 == 0 else reversed(work):
             side.run(share)
-    peak = None if anchor_bytes is None else tested.peak_memory_bytes - anchor_bytes
-    return MeasureResult(candidate=tested.measurement(peak_memory_bytes=peak), anchor=anchor.measurement())
+    return MeasureResult(candidate=tested.measurement(), anchor=anchor.measurement())
 
 
 def measure_blocks(
@@ -189,18 +194,24 @@ class _Report:
 
 @dataclass(slots=True, kw_only=True)
 class _Side:
-    """One loaded engine under measurement: warmed up once, then given prompts block by block."""
+    """One loaded engine under measurement: warmed up once, then given prompts block by block.
+
+    Attributes:
+        bytes_of_others: Resident memory of the process tree that is not this engine's; None leaves memory unknown.
+    """
 
     name: str
     loaded: LoadedEngine
     limits: MeasureLimits
     report: _Report
-    peak_memory_bytes: int = 0
+    bytes_of_others: int | None = None
     _numbers: Iterator[int] = field(default_factory=count)
     _warmup: tuple[RequestRecord, ...] = ()
     _requests: list[RequestRecord] = field(default_factory=list)
     _wall_s: float = 0.0
     _counters_before: Counters | None = None
+    _peak_bytes: int = 0
+    _looked_s: float = -math.inf
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Send short requests until the time per round is steady; they are kept apart from the measured ones."""
@@ -222,14 +233,15 @@ class _Side:
         self._requests += records
         self._wall_s += _wall_s(records)
 
-    def measurement(self, peak_memory_bytes: int | None = None) -> Measurement:
+    def measurement(self) -> Measurement:
         """Everything observed so far."""
+        self._look_at_memory()
         made = Measurement(
             requests=tuple(self._requests),
             warmup=self._warmup,
             counters=self._counted(),
             wall_s=self._wall_s,
-            peak_memory_bytes=peak_memory_bytes,
+            peak_memory_bytes=None if self.bytes_of_others is None else self._peak_bytes - self.bytes_of_others,
             environment=self.loaded.environment() | _conditions(self.limits),
         )
         _check_counts(made)
@@ -245,8 +257,14 @@ class _Side:
         )
 
     def _one_ended(self) -> None:
-        self.peak_memory_bytes = max(self.peak_memory_bytes, process_tree_bytes())
+        if time.monotonic() - self._looked_s > MEMORY_INTERVAL_S:
+            self._look_at_memory()
         self.report.one_more()
+
+    def _look_at_memory(self) -> None:
+        if self.bytes_of_others is not None:
+            self._peak_bytes = max(self._peak_bytes, process_tree_bytes())
+            self._looked_s = time.monotonic()
 
     def _counted(self) -> Counters | None:
         after = self.loaded.counters()
