@@ -15,20 +15,31 @@ from sqlalchemy.types import TypeDecorator
 from tuner.speculation import Method, Speculation
 
 
-def strict_json(value: object) -> str:
-    """Canonical text of what JSON can hold, in ASCII: PostgreSQL takes no NUL and no lone surrogate as it is.
+def plain_json(value: object) -> Any:
+    """The value as JSON gives it back: mappings become dicts, tuples lists.
 
     Raises:
-        TypeError: Something that JSON cannot hold.
-        ValueError: NaN or infinity.
+        TypeError: It holds something that JSON cannot.
+        ValueError: It holds NaN or infinity.
     """
-    return json.dumps(value, allow_nan=False, default=_plain)
+    return json.loads(json.dumps(value, allow_nan=False, default=_plain))
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be stored as JSON")
+
+
+class StrictJson(TypeDecorator[Any]):
+    """A JSON object. Python's json and SQLite would take NaN; PostgreSQL and other readers would not."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: object, dialect: Dialect) -> Any:  # noqa: ARG002
+        """To what the database gives back, checked here: psycopg would raise errors that no one translates."""
+        return None if value is None else plain_json(value)
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -12,7 +12,6 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuner.errors import StorageError
-from tuner_storage.columns import strict_json
 from tuner_storage.errors import translated
 from tuner_storage.migrate import require_current_schema
 from tuner_storage.session import WRITES
@@ -88,7 +87,6 @@ def _sqlite_engine(url: URL) -> Engine:
         url,
         poolclass=QueuePool,
         connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S},
-        json_serializer=strict_json,
         hide_parameters=True,
         **pool,
     )
@@ -124,7 +122,6 @@ def _postgresql_engine(url: URL) -> Engine:
                 pool_size=2,
                 max_overflow=3,
                 connect_args={name: value for name, value in defaults.items() if name not in url.query},
-                json_serializer=strict_json,
                 hide_parameters=True,
             )
     except ModuleNotFoundError as error:

@@ -23,6 +23,7 @@ from tuner_storage.urls import hidden
 VERSION_TABLE = "tuner_alembic_version"
 """Optuna's RDB storage owns ``alembic_version`` in the same database."""
 
+MIGRATIONS = Path(__file__).parent / "migrations"
 _UPGRADE_LOCK = 0x74756E6572  # "tuner": the key of PostgreSQL's advisory lock while a schema is changed
 
 
@@ -116,7 +117,7 @@ def alembic_config(connection: Connection | None = None) -> Config:
     """Alembic's configuration, without any file in the working directory."""
     config = Config()
     # Alembic interpolates % in its options.
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 

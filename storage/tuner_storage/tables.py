@@ -13,13 +13,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import JSON, Enum, ForeignKey, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import Enum, ForeignKey, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tuner.records import StageKind
 from tuner.speculation import Speculation
 from tuner.store import MAX_NAME_LENGTH, StageState, TrialState
-from tuner_storage.columns import Compressed, SpeculationColumn, UtcDateTime
+from tuner_storage.columns import Compressed, SpeculationColumn, StrictJson, UtcDateTime
 
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -40,9 +40,9 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
-        dict[str, Any]: JSON(none_as_null=True),
-        dict[str, float]: JSON(none_as_null=True),
-        dict[str, float | None]: JSON(none_as_null=True),
+        dict[str, Any]: StrictJson,
+        dict[str, float]: StrictJson,
+        dict[str, float | None]: StrictJson,
         bytes: Compressed,
         datetime: UtcDateTime,
         Speculation: SpeculationColumn,

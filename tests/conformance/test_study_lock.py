@@ -1,0 +1,91 @@
+"""Two drivers never run one study at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import StorageError
+from tuner_storage import SqlTrialStore, open_store, study_lock
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[SqlTrialStore]:
+    store = open_store(database_url)
+    yield store
+    store.close()
+
+
+def hold_lock(url: str, held: Connection) -> None:
+    with study_lock(open_store(url), "code-gen"):
+        held.send("held")
+        signal.pause()
+
+
+def test_a_second_driver_is_refused_with_the_first_ones_process(store: SqlTrialStore) -> None:
+    with (
+        study_lock(store, "code-gen"),
+        pytest.raises(StorageError) as caught,
+        study_lock(store, "code-gen"),
+    ):
+        raise AssertionError("the lock was given twice")
+    assert caught.value.message == (
+        f"study 'code-gen' is being run by tuner process {os.getpid()} on {socket.gethostname()}"
+    )
+    assert "--name" in caught.value.hint
+
+
+def test_other_studies_are_free(store: SqlTrialStore) -> None:
+    with study_lock(store, "code-gen"), study_lock(store, "open-prose"):
+        pass
+
+
+def test_a_study_is_free_again_afterwards(store: SqlTrialStore) -> None:
+    for _ in range(3):
+        with study_lock(store, "code-gen"):
+            store.studies()
+
+
+def test_a_study_is_free_again_after_an_error(store: SqlTrialStore) -> None:
+    with pytest.raises(KeyError), study_lock(store, "code-gen"):
+        raise KeyError("x")
+    with study_lock(store, "code-gen"):
+        pass
+
+
+def test_a_killed_driver_holds_nothing(store: SqlTrialStore, database_url: str) -> None:
+    ours, theirs = SPAWN.Pipe()
+    driver = SPAWN.Process(target=hold_lock, args=(database_url, theirs))
+    driver.start()
+    assert ours.recv() == "held"
+    with pytest.raises(StorageError, match=f"tuner process {driver.pid} on "), study_lock(store, "code-gen"):
+        pass
+    driver.kill()
+    driver.join()
+    with study_lock(store, "code-gen"):
+        pass
+
+
+def test_a_store_in_memory_needs_no_lock() -> None:
+    store = open_store("sqlite://")
+    with study_lock(store, "code-gen"), study_lock(store, "code-gen"):
+        store.close()
+
+
+def test_a_holder_that_cannot_be_read_is_another_process(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    with study_lock(store, "code-gen"):
+        (holder,) = Path(str(store.url.database)).parent.glob("*.holder")
+        holder.unlink()
+        with pytest.raises(StorageError, match="being run by another process"), study_lock(store, "code-gen"):
+            pass
+    store.close()
