@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.tiny_models import write_eagle, write_model, write_perturbed, write_shallow
+from tuner.engines.cpu import eagle, model
 from tuner.engines.cpu.engine import CpuEngine
-from tuner.speculation import EngineConfig, Method, Speculation
-from tuner.testing.engines import EngineContract
+from tuner.records import Prompt, Sampling
+from tuner.replay import replay
+from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
+from tuner.testing.engines import (
+    EngineContract,
+    answers,
+    arrivals,
+    assert_same_outputs,
+    load,
+    target_output,
+)
 
 # Two of the contract's prompts come to this token under the seed below, two do not.
 EOS_TOKEN_ID = 31
@@ -65,6 +76,41 @@ class TestCpuEngine(EngineContract):
     @classmethod
     def hopeless_draft(cls, folder: Path) -> Speculation:
         return a_draft("hopeless", write_model(folder / "hopeless", seed=99))
+
+    def test_a_seed_gives_the_tokens_of_the_target_alone_with_any_draft(
+        self,
+        engine: CpuEngine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+    ) -> None:
+        sampling = Sampling(temperature=1.5, top_p=0.9, seed=2)
+        requests = arrivals(prompts, max_output_tokens=24, sampling=sampling, ignore_eos=True)
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            alone = answers(loaded.run(requests))
+        for name, draft in drafts.items():
+            with load(engine, config, replace(draft, drafted_tokens=3), artifact_dir) as loaded:
+                found = answers(loaded.run(requests))
+                assert_same_outputs(found, alone, name)
+                trace = loaded.trace([target_output(prompt, alone, 24) for prompt in prompts])
+            # Proposals depend on the text alone, so sampled outputs are replayed as exactly as greedy ones.
+            assert replay(trace, 3).rounds.tolist() == [found[prompt.prompt_id].finished.rounds for prompt in prompts]
+
+    def test_a_long_prompt_is_read_in_several_passes(
+        self, engine: CpuEngine, config: EngineConfig, drafts: Mapping[str, Speculation], artifact_dir: str
+    ) -> None:
+        long = Prompt(prompt_id="long", prompt_class="contract", text="abcdefghij" * 10)
+        requests = arrivals([long], max_output_tokens=12, ignore_eos=True)
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            expected = answers(loaded.run(requests))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "PREFILL_ROWS", 32)
+            patch.setattr(eagle, "PREFILL_ROWS", 32)
+            for name, draft in {"none": NO_SPECULATION, **drafts}.items():
+                k = 0 if draft.is_baseline else 3
+                with load(engine, config, replace(draft, drafted_tokens=k), artifact_dir) as loaded:
+                    assert_same_outputs(answers(loaded.run(requests)), expected, name)
 
 
 class TestCpuEngineInFp32(TestCpuEngine):

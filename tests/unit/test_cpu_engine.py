@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny_models import write_eagle, write_model, write_shallow
 from tuner.engines import base
 from tuner.engines.cpu import engine as engine_module
+from tuner.engines.cpu import kernels
 from tuner.engines.cpu.engine import CpuEngine
+from tuner.engines.cpu.kernels import has_fbgemm
 from tuner.errors import (
     EngineError,
     EngineNotInstalledError,
@@ -24,6 +26,7 @@ from tuner.errors import (
     TokenizerMismatchError,
     UnsupportedConfigurationError,
 )
+from tuner.records import Arrival, Finished, Prompt
 from tuner.speculation import EngineConfig, Method, Speculation
 
 NGRAM = Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=3)
@@ -137,19 +140,32 @@ def test_missing_tensors_are_named(config: EngineConfig, tmp_path: Path) -> None
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file)
-    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        load(replace(config, target_model=str(folder)))
+    with pytest.raises(ModelError, match=r"lacks 1 tensors: model\.layers\.1\.mlp\.up_proj\.weight"):
+        CpuEngine().check(replace(config, target_model=str(folder)))
+
+
+def test_a_head_without_its_fusing_matrix_is_refused(config: EngineConfig, target: Path, tmp_path: Path) -> None:
+    eagle = write_eagle(tmp_path / "eagle", target)
+    file = eagle / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if name != "fc.weight"}, file)
+    with pytest.raises(ModelError, match=r"lacks 1 tensors: fc\.weight"):
+        CpuEngine().check(with_draft(config, eagle, Method.EAGLE))
 
 
 def test_a_damaged_file_is_named(config: EngineConfig, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "damaged")
     (folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
-        load(replace(config, target_model=str(folder)))
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        CpuEngine().check(replace(config, target_model=str(folder)))
+
+
+def test_more_positions_than_the_target_was_trained_for_are_refused(config: EngineConfig) -> None:
+    with pytest.raises(UnsupportedConfigurationError, match="trained for 512 positions"):
+        CpuEngine().check(replace(config, max_model_len=513))
 
 
 def test_what_does_not_fit_into_memory_is_refused(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
+    monkeypatch.setattr(psutil, "virtual_memory", type("Memory", (), {"available": 1000}))
     with pytest.raises(OutOfDeviceMemoryError, match="GiB of memory free"):
         load(config)
 
@@ -183,3 +199,24 @@ def test_int8_is_marked_as_not_lossless(config: EngineConfig) -> None:
     int8 = replace(config, weight_format="int8")
     assert not CpuEngine().replay_is_exact(int8)
     assert CpuEngine().replay_is_exact(config)
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="this build of PyTorch has no FBGEMM")
+def test_int8_answers_without_a_warning(config: EngineConfig) -> None:
+    arrival = Arrival(request_id="a", prompt=Prompt(prompt_id="a", prompt_class="c", text="hello"), max_output_tokens=5)
+    with load(replace(config, weight_format="int8")) as loaded:
+        end = list(loaded.run([arrival]))[-1]
+        assert loaded.environment()["lossless"] == "no"
+    assert isinstance(end, Finished)
+    assert end.output_tokens == 5
+
+
+@pytest.mark.parametrize("weight_format", ["fp16-packed", "int8"])
+def test_packed_formats_are_refused_where_fbgemm_is_missing(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, weight_format: str
+) -> None:
+    monkeypatch.setattr(kernels, "has_fbgemm", lambda: False)
+    with pytest.raises(UnsupportedConfigurationError, match="FBGEMM"):
+        load(replace(config, weight_format=weight_format))
+    with load(config) as loaded:
+        assert loaded.environment()["weight_format"] == "fp32"

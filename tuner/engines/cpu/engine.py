@@ -18,6 +18,7 @@ from tuner.engines.cpu.limits import (
     SHALLOW,
     WEIGHT_FORMATS,
 )
+from tuner.engines.cpu.weights import Weights, check_tensors
 from tuner.errors import EngineNotInstalledError, ModelError, UnsupportedConfigurationError
 from tuner.models.config import ModelConfig, read_model_config
 from tuner.models.tokenizer import check_same_tokenizer
@@ -48,6 +49,8 @@ class CpuEngine:
         _check_speculation(config.speculation)
         target = read_model_config(Path(config.target_model))
         _check_architecture(config.target_model, target, ARCHITECTURES)
+        _check_length(config, target)
+        check_tensors(Weights(Path(config.target_model)), target)
         if config.speculation.draft_model is not None:
             _check_draft(config, config.speculation.draft_model, target)
 
@@ -127,12 +130,22 @@ def _check_architecture(folder: str, model: ModelConfig, known: tuple[str, ...])
         )
 
 
+def _check_length(config: EngineConfig, target: ModelConfig) -> None:
+    if config.max_model_len > target.max_position_embeddings:
+        raise UnsupportedConfigurationError(
+            f"max_model_len is {config.max_model_len}, but {config.target_model} was trained for "
+            f"{target.max_position_embeddings} positions",
+            f"set max_model_len to {target.max_position_embeddings} or less",
+        )
+
+
 def _check_draft(config: EngineConfig, folder: str, target: ModelConfig) -> None:
     draft = read_model_config(Path(folder))
     if config.speculation.method is Method.EAGLE:
         _check_architecture(folder, draft, (EAGLE,))
     else:
         _check_architecture(folder, draft, (*ARCHITECTURES, SHALLOW))
+    check_tensors(Weights(Path(folder)), draft)
     if draft.architecture in ARCHITECTURES:
         check_same_tokenizer(Path(config.target_model), Path(folder))
         return

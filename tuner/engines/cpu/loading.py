@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
-import torch
+from torch import Tensor
 
 from tuner.engines.cpu.decode import Decoder
 from tuner.engines.cpu.drafters import Drafter, ModelDrafter, NoDrafter
@@ -17,7 +17,7 @@ from tuner.engines.cpu.model import LanguageModel, open_model, output_matrix
 from tuner.engines.cpu.ngram import NgramDrafter
 from tuner.engines.cpu.threads import choose_threads
 from tuner.engines.cpu.transformer import Stack
-from tuner.engines.cpu.weights import Weights
+from tuner.engines.cpu.weights import DRAFT_VOCABULARY, FUSE, Weights
 from tuner.errors import ModelError, OutOfDeviceMemoryError
 from tuner.models.config import read_model_config
 from tuner.models.tokenizer import ChatTokenizer
@@ -31,7 +31,6 @@ def load_cpu_engine(config: EngineConfig) -> LoadedCpuEngine:
 
     Raises:
         OutOfDeviceMemoryError: Weights and cache exceed the free memory.
-        ModelError: Tensors are missing.
     """
     kernel = kernel_of(config.weight_format)
     folder = Path(config.target_model)
@@ -93,17 +92,14 @@ def open_drafter(config: EngineConfig, target: LanguageModel, kernel: Kernel) ->
 def _open_shallow(folder: Path, config: EngineConfig, target: LanguageModel, kernel: Kernel) -> LanguageModel:
     """Layers of a draft between the target's embedding and rows of its output matrix."""
     own, weights = read_model_config(folder), Weights(folder)
-    weights.require(["draft_token_ids"])
     target_folder = Path(config.target_model)
-    token_ids = weights.get("draft_token_ids").long()
+    token_ids = weights.get(DRAFT_VOCABULARY).long()
     output = output_matrix(Weights(target_folder), read_model_config(target_folder))[token_ids]
     stack = Stack(weights, own, kernel, slots=config.max_num_seqs, length=config.max_model_len)
     return LanguageModel(embedding=target.embedding, stack=stack, output=output, kernel=kernel, token_ids=token_ids)
 
 
 def _open_eagle(folder: Path, config: EngineConfig, target: LanguageModel, kernel: Kernel) -> EagleDrafter:
-    weights = Weights(folder)
-    weights.require(["fc.weight"])
-    fuse: torch.Tensor = weights.get("fc.weight").float()
+    fuse: Tensor = Weights(folder).get(FUSE).float()
     model = _open_shallow(folder, config, target, kernel)
     return EagleDrafter(model, kernel.prepare(fuse, None), fuse.numel() * kernel.bytes_per_weight)

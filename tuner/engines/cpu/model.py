@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from tuner.engines.cpu.attention import Segment
 from tuner.engines.cpu.kernels import Kernel, Linear
-from tuner.engines.cpu.transformer import Stack, tensor_prefix
-from tuner.engines.cpu.weights import Weights
+from tuner.engines.cpu.transformer import Stack
+from tuner.engines.cpu.weights import EMBEDDING, OUTPUT, Weights
 from tuner.models.config import ModelConfig, read_model_config
 
 # Rows of one pass over a prompt. Longer prompts take several passes, so that masks stay a few megabytes.
@@ -67,9 +67,6 @@ def open_model(folder: Path, kernel: Kernel, *, slots: int, length: int, choices
         slots: Sequences held at a time.
         length: Tokens that each may reach.
         choices: Token ids below this can be chosen; None for all of the model's own.
-
-    Raises:
-        ModelError: Tensors are missing; the message names them.
     """
     config, weights = read_model_config(folder), Weights(folder)
     stack = Stack(weights, config, kernel, slots=slots, length=length)
@@ -79,7 +76,7 @@ def open_model(folder: Path, kernel: Kernel, *, slots: int, length: int, choices
 
 def embedding_matrix(weights: Weights) -> Tensor:
     """The input embedding [vocabulary, hidden] in the type it was stored in."""
-    matrix: Tensor = weights.get(f"{tensor_prefix(weights)}embed_tokens.weight")
+    matrix: Tensor = weights.get(weights.prefix + EMBEDDING)
     return matrix
 
 
@@ -87,5 +84,5 @@ def output_matrix(weights: Weights, config: ModelConfig) -> Tensor:
     """The output matrix [vocabulary, hidden], which may be the embedding."""
     if config.tie_word_embeddings:
         return embedding_matrix(weights)
-    matrix: Tensor = weights.get("lm_head.weight")
+    matrix: Tensor = weights.get(OUTPUT)
     return matrix

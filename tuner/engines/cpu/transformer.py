@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +35,10 @@ class Stack:
     """Decoder layers with their final norm and their own cache: embeddings in, hidden states out."""
 
     def __init__(self, weights: Weights, config: ModelConfig, kernel: Kernel, *, slots: int, length: int) -> None:
-        prefix = tensor_prefix(weights)
+        prefix = weights.prefix
         self.heads = Heads(query=config.num_attention_heads, key_value=config.num_key_value_heads, dim=config.head_dim)
         self.eps, self.width = config.rms_norm_eps, (config.hidden_size,)
         self.inner = config.intermediate_size
-        weights.require(stack_tensors(config, prefix))
         self.layers = [
             self._read_layer(weights, f"{prefix}layers.{i}.", kernel) for i in range(config.num_hidden_layers)
         ]
@@ -100,22 +99,6 @@ class Stack:
             query.copy_(functional.rms_norm(query, (heads.dim,), layer.query_norm, self.eps))
             key.copy_(functional.rms_norm(key, (heads.dim,), layer.key_norm, self.eps))
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation)
-
-
-def tensor_prefix(weights: Weights) -> str:
-    """``"model."`` in a complete causal model, nothing in a bare draft."""
-    return "model." if "model.norm.weight" in weights.names else ""
-
-
-def stack_tensors(config: ModelConfig, prefix: str) -> Iterator[str]:
-    """Names of the tensors that a stack of this configuration needs."""
-    parts = ["input_layernorm", "post_attention_layernorm", *(f"self_attn.{name}_proj" for name in "qkvo")]
-    parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    if config.architecture == "qwen3":
-        parts += ["self_attn.q_norm", "self_attn.k_norm"]
-    for index in range(config.num_hidden_layers):
-        yield from (f"{prefix}layers.{index}.{part}.weight" for part in parts)
-    yield f"{prefix}norm.weight"
 
 
 def layer_weights(config: ModelConfig) -> int:
