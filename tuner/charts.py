@@ -20,7 +20,12 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """Okabe and Ito's colours, told apart with any colour vision."""
 
 INK, GRID, PAPER = "#24292f", "#e5e8eb", "#ffffff"
-VERDICT_WIDTH = 130
+VERDICT_WIDTH = 120
+LINE_PX, TITLE_PX = 22, 75
+BESIDE = 0.18
+"""How far right of its k the final comparison stands, so that it does not cover the measurement."""
+
+FINAL = "final comparison"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 
 
@@ -45,7 +50,7 @@ class ChartPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCurve:
-    """One draft: predictions for many k, measurements of a few, and the certified one among them."""
+    """One draft: predictions for many k, measurements of a few, and the final comparison of one."""
 
     draft_name: str
     predicted: tuple[ChartPoint, ...] = ()
@@ -63,7 +68,7 @@ class SpeedChart:
 
 
 def speed_figure(chart: SpeedChart) -> go.Figure:
-    """The plot: a dashed line with its band is predicted, a point with its bar is measured, a star is certified."""
+    """The plot: dashed lines with bands are predicted, points with bars measured, a star is the final comparison."""
     figure = go.Figure()
     for index, curve in enumerate(chart.curves):
         colour = PALETTE[index % len(PALETTE)]
@@ -130,7 +135,8 @@ def _measurements(curve: DraftCurve, colour: str) -> list[go.Scatter]:
         traces.append(_with_bars(_trace(curve, curve.measured, "measured", mode="markers", marker=marker), colour))
     if curve.certified is not None:
         marker = {"color": colour, "size": 18, "symbol": "star", "line": {"color": INK, "width": 1.5}}
-        trace = _trace(curve, (curve.certified,), "certified", mode="markers", marker=marker)
+        trace = _trace(curve, (curve.certified,), FINAL, mode="markers", marker=marker)
+        trace.x = [curve.certified.drafted_tokens + BESIDE]
         traces.append(_with_bars(trace, INK))
     return traces
 
@@ -173,7 +179,8 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
     tokens = [
         point.drafted_tokens for curve in chart.curves for point in (*curve.predicted, *curve.measured)
     ] or [1]  # fmt: skip
-    verdict = "<br>".join(escape(line) for line in wrap(chart.verdict, VERDICT_WIDTH))
+    lines = [escape(line) for line in wrap(chart.verdict, VERDICT_WIDTH)]
+    verdict = "<br>".join(lines)
     return {
         "title": {
             "text": f"<b>{escape(chart.title)}</b><br><span style='font-size:14px'>{verdict}</span>",
@@ -188,7 +195,7 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
         "font": {"family": FONT, "size": 14, "color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "margin": {"t": 90, "r": 30, "b": 60, "l": 80},
+        "margin": {"t": TITLE_PX + LINE_PX * len(lines), "r": 30, "b": 60, "l": 80},
         "hoverlabel": {"bgcolor": PAPER},
     }
 

@@ -7,6 +7,8 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from tuner.redact import hide_passwords
+
 PACKAGES = ("specdec-tuner", "optuna", "ray", "sqlalchemy", "torch", "numpy", "tokenizers", "safetensors")
 
 
@@ -29,5 +31,5 @@ def collect_provenance() -> dict[str, object]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],  # noqa: PTH119 - a name, not a file
+        "command": [os.path.basename(sys.argv[0]), *map(hide_passwords, sys.argv[1:])],  # noqa: PTH119 - a name, not a file
     }

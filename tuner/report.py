@@ -130,7 +130,7 @@ def next_steps(result: StudyResult) -> tuple[str, ...]:
         return (f"tuner export {name} --format vllm --output vllm.yaml", f"tuner show {name}")
     if result.decision.verdict is Verdict.DO_NOT_SPECULATE:
         return (f"tuner show {name}", f"tuner export {name} --format json")
-    return ("tuner search --workload … with more prompts, or without --quick", f"tuner show {name}")
+    return ("search again with more prompts: without --quick, or with your own --prompts", f"tuner show {name}")
 
 
 def metric_table(trial: TrialRecord) -> Table:

@@ -31,7 +31,7 @@ def traces() -> dict[str, Any]:
 
 
 def test_every_draft_has_its_prediction_measurements_and_certified_point() -> None:
-    assert sorted(traces()) == ["eagle, certified", "eagle, measured", "eagle, predicted", "ngram, measured"]
+    assert sorted(traces()) == ["eagle, final comparison", "eagle, measured", "eagle, predicted", "ngram, measured"]
 
 
 def test_error_bars_reach_to_the_limits() -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.cli import RunCli, Said, commands, run_main
 from tuner.cli import main as cli_main
-from tuner.cli.output import hide_passwords
 from tuner.errors import OutOfDeviceMemoryError
+from tuner.redact import hide_passwords
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT / "tests" / "data" / "cli"

@@ -22,8 +22,8 @@ def best(study: StudyName = None, storage: Storage = None, as_json: AsJson = Fal
         return
     console = stdout_console()
     console.print(f"study {result.study.name}", soft_wrap=True)
-    console.print(documents.verdict_sentence(result), style="bold")
+    console.print(documents.verdict_sentence(result), style="bold", soft_wrap=True)
     for line in report.verdict_notes(result):
-        console.print(f"  {line}")
+        console.print(f"  {line}", soft_wrap=True)
     for line in report.next_steps(result):
         console.print(f"next: {line}", soft_wrap=True)

@@ -7,25 +7,18 @@ the last line of stderr is ``{"error": {"type": …, "message": …, "hint": …
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import TunerError
+from tuner.redact import hide_passwords
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 INTERNAL_ERROR = 70
 """Exit code of a fault of our own: ``EX_SOFTWARE`` of sysexits.h."""
-
-_PASSWORD_IN_URL = re.compile(r"(?P<before>[a-zA-Z][\w+.-]*://[^\s:/@]*:)\S+(?=@)")
-
-
-def hide_passwords(text: str) -> str:
-    """The text with the password of every URL in it replaced by ``***``."""
-    return _PASSWORD_IN_URL.sub(r"\g<before>***", text)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

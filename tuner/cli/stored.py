@@ -31,10 +31,10 @@ def print_result(result: StudyResult, plot: Path | None = None) -> None:
     console = stdout_console()
     console.print(report.trial_table(result, console.width))
     for line in report.reasons(result.trials):
-        console.print(line, style="yellow")
-    console.print(verdict_sentence(result), style="bold")
+        console.print(line, style="yellow", soft_wrap=True)
+    console.print(verdict_sentence(result), style="bold", soft_wrap=True)
     for line in report.verdict_notes(result):
-        console.print(f"  {line}")
+        console.print(f"  {line}", soft_wrap=True)
     if plot is not None:
         console.print(f"plot: {plot}", soft_wrap=True)
     for line in report.next_steps(result):
