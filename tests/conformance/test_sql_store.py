@@ -63,6 +63,7 @@ def cut_all_connections(url: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing(store: SqlTrialStore, database_url: str) -> None:
     writers = [SPAWN.Process(target=write_trials, args=(database_url, first)) for first in (0, 10)]
     for writer in writers:
@@ -73,6 +74,7 @@ def test_processes_that_write_at_once_lose_nothing(store: SqlTrialStore, databas
     assert [trial.number for trial in store.trials("code-gen")] == list(range(20))
 
 
+@pytest.mark.slow
 def test_what_was_saved_survives_the_death_of_its_writer(store: SqlTrialStore, database_url: str) -> None:
     writer = SPAWN.Process(target=write_a_trial_and_die, args=(database_url,))
     writer.start()

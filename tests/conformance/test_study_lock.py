@@ -62,6 +62,7 @@ def test_a_study_is_free_again_after_an_error(store: SqlTrialStore) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_killed_driver_holds_nothing(store: SqlTrialStore, database_url: str) -> None:
     ours, theirs = SPAWN.Pipe()
     driver = SPAWN.Process(target=hold_lock, args=(database_url, theirs))
