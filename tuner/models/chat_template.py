@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -120,5 +120,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# Templates print a date for a person to read: local time, as the models' own tools do.
-_strftime_now: Callable[[str], str] = lambda form: datetime.now().astimezone().strftime(form)  # noqa: E731
+def _strftime_now(form: str) -> str:
+    """Local time, as the models' own tools print it: the date is for the model to read."""
+    return datetime.now().astimezone().strftime(form)

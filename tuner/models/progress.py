@@ -41,12 +41,15 @@ class _Bars:
     def __init__(self, stack: ExitStack) -> None:
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
 
         self._console = Console(stderr=True)
         self._progress = stack.enter_context(
             progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
+                progress.TextColumn(
+                    "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=32)
+                ),
+                progress.BarColumn(bar_width=10),
                 progress.DownloadColumn(),
                 progress.TransferSpeedColumn(),
                 progress.TimeRemainingColumn(),

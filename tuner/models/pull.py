@@ -59,9 +59,9 @@ def pull_model(
         NotFoundError: A shipped model is missing from this installation.
         DownloadError: No source could deliver it.
     """
-    here = find_pulled(model, settings, report)
+    here = find_pulled(model, settings)
     if here is not None:
-        return here
+        return convert_gguf(here, settings.cache_dir, report) if here.is_file() else here
     problems = []
     for source in model.sources:
         try:
@@ -78,17 +78,15 @@ def pull_model(
     )
 
 
-def find_pulled(model: CatalogModel, settings: Settings, report: Report = silent) -> Path | None:
-    """The folder of a catalogue model that is on this machine already; None where it is not.
-
-    A GGUF file in the person's folder of models is converted on the way.
-    """
+def find_pulled(model: CatalogModel, settings: Settings) -> Path | None:
+    """The folder, or a person's own GGUF file, of a catalogue model that is on this machine; None where it is not."""
     if settings.models_dir is not None:
         own = settings.models_dir / model.name
         if (own / CONFIG).is_file():
             return own
-        if own.with_name(f"{model.name}.gguf").is_file():
-            return convert_gguf(own.with_name(f"{model.name}.gguf"), settings.cache_dir, report)
+        own_gguf = own.with_name(f"{model.name}.gguf")
+        if own_gguf.is_file():
+            return own_gguf
     for source in model.sources:
         if isinstance(source, PackageSource) and (source.path / CONFIG).is_file():
             return source.path

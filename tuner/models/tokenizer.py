@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,13 +30,11 @@ class ChatTokenizer:
         folder: Path,
         chat_template: ChatTemplate | None,
         eos_token_ids: frozenset[int],
-        fingerprint: str,
     ) -> None:
         self._tokenizer = tokenizer
         self._folder = folder
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
-        self.fingerprint = fingerprint
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -44,7 +43,6 @@ class ChatTokenizer:
         Raises:
             ModelError: ``tokenizer.json`` is absent or broken, or the chat template does not compile.
         """
-        definition = read_json(folder / TOKENIZER)
         tokenizer = _load(folder / TOKENIZER)
         eos_text = token_text(read_json_if_there(folder / TOKENIZER_CONFIG).get("eos_token"))
         eos_id = None if eos_text is None else tokenizer.token_to_id(eos_text)
@@ -53,8 +51,16 @@ class ChatTokenizer:
             folder=folder,
             chat_template=read_chat_template(folder),
             eos_token_ids=read_eos_token_ids(folder) | (frozenset() if eos_id is None else {eos_id}),
-            fingerprint=_fingerprint(definition, tokenizer),
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that give equal ids to equal words: of token map, merges and added tokens.
+
+        Raises:
+            ModelError: ``tokenizer.json`` is gone or broken.
+        """
+        return _fingerprint(read_json(self._folder / TOKENIZER), self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,7 +140,6 @@ def _load(path: Path) -> Tokenizer:
 
 
 def _fingerprint(definition: Mapping[str, Any], tokenizer: Tokenizer) -> str:
-    """Equal for tokenizers that give equal ids: depends on token map, merges and added tokens, not on spelling."""
     merges = definition.get("model", {}).get("merges") or []
     added = {entry["content"]: entry["id"] for entry in definition.get("added_tokens", [])}
     return content_key(
