@@ -63,7 +63,6 @@ def test_the_top_level_holds_the_two_packages_only(sizes: dict[str, int]) -> Non
         ("tuner", "*.safetensors", "tuner"),
         ("tuner", "py.typed", "tuner"),
         ("storage/tuner_storage", "*.py", "tuner_storage"),
-        ("storage/tuner_storage", "*.mako", "tuner_storage"),
         ("storage/tuner_storage", "py.typed", "tuner_storage"),
     ],
 )
