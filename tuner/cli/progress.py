@@ -22,8 +22,12 @@ STAGE_WORDS = {
     StageKind.TRACE: "replaying {draft} along the outputs",
     StageKind.COMPILE: "compiling {label}",
     StageKind.MEASURE: "measuring {label}",
-    StageKind.CERTIFY: "certifying {label} against no speculation",
+    StageKind.CERTIFY: "certifying {label}",
 }
+
+
+REDRAWS_PER_S = 2
+"""Drawing takes time of the cores that are timed."""
 
 
 @contextmanager
@@ -33,15 +37,15 @@ def observing() -> Iterator[Observer]:
         yield LineObserver()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
     columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
-        TimeElapsedColumn(), TextColumn("left"), TimeLeftColumn(),
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
+        TextColumn("prompts,"), TimeLeftColumn(compact=True), TextColumn("left"),
     )  # fmt: skip
     console = Console(stderr=True, highlight=False, markup=False)
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, refresh_per_second=REDRAWS_PER_S) as bars:
         yield BarObserver(bars)
 
 
