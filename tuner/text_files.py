@@ -22,15 +22,24 @@ def replace_text(path: Path, text: str, reads_back: Callable[[str], bool] | None
         ConfigurationError: The folder does not exist, or the file cannot be written.
         StorageError: What was written reads back differently; an earlier file is still there.
     """
+    check_folder(path)
+    try:
+        _replace(path, text, reads_back or text.__eq__)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}", "give another path") from error
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path that no file can have, before work is done for it.
+
+    Raises:
+        ConfigurationError: Its folder does not exist, or it is one itself.
+    """
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ConfigurationError(f"no such folder: {folder}", "create it, or give another path")
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder", "give the name of a file")
-    try:
-        _replace(path, text, reads_back or text.__eq__)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error.strerror}", "give another path") from error
 
 
 def _replace(path: Path, text: str, reads_back: Callable[[str], bool]) -> None:

@@ -206,6 +206,24 @@ def test_a_search_shows_table_verdict_plot_and_next_step(tuner: RunCli, monkeypa
     assert text.index("Use eagle k=3") < text.index("plot: ") < text.index("next: tuner export")
 
 
+def test_a_plot_that_cannot_be_placed_is_refused_before_the_search(
+    tuner: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = searching(monkeypatch, a_result())
+    said = tuner("search", "--workload", "code-gen", "--plot", str(tmp_path / "absent" / "plot.html"))
+    assert (said.exit_code, said.stdout, asked) == (2, "", [])
+
+
+def test_a_plot_that_fails_after_the_search_does_not_hide_the_result(
+    tuner: RunCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    searching(monkeypatch, a_result())
+    (tmp_path / "data").write_text("a file where the folder should be")
+    said = tuner("search", "--workload", "code-gen", "--json")
+    assert (said.exit_code, document(said.stdout)["plot"]) == (0, None)
+    assert "note: cannot make the folder" in said.stderr
+
+
 def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = searching(monkeypatch, a_result())
     tuner(

@@ -53,6 +53,7 @@ def search(
     "inconclusive"; both end with exit code 0.
     """
     from tuner.api import SearchOptions
+    from tuner.text_files import check_folder
 
     asked = SearchOptions(
         workload=workload,
@@ -74,6 +75,8 @@ def search(
         ray_address=ray_address,
         dispatch=dispatch,
     )
+    if plot is not None:
+        check_folder(plot)
     if plan:
         _show_plan(asked, as_json=as_json)
         return
@@ -109,15 +112,28 @@ def _show_plan(asked: SearchOptions, *, as_json: bool) -> None:
 
 
 def _show_result(result: SearchResult, plot: Path | None, *, as_json: bool) -> None:
-    from tuner.charts import write_chart
     from tuner.cli.output import print_json
-    from tuner.cli.stored import default_plot, print_result
+    from tuner.cli.stored import print_result
     from tuner.documents import result_document
-    from tuner.report import speed_chart
 
-    path = plot or default_plot(result.study.name)
-    write_chart(speed_chart(result), path)
+    path = _draw(result, plot)
     if as_json:
-        print_json({**result_document(result), "plot": str(path)})
+        print_json({**result_document(result), "plot": None if path is None else str(path)})
         return
     print_result(result, path)
+
+
+def _draw(result: SearchResult, plot: Path | None) -> Path | None:
+    """Write the plot; where that fails the result is worth more than the plot, so it is said and None comes back."""
+    from tuner.charts import write_chart
+    from tuner.cli.stored import default_plot
+    from tuner.errors import TunerError
+    from tuner.report import speed_chart
+
+    try:
+        path = plot or default_plot(result.study.name)
+        write_chart(speed_chart(result), path)
+    except TunerError as error:
+        sys.stderr.write(f"note: {error.message}; `tuner show --plot FILE` writes the plot later\n")
+        return None
+    return path

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.errors import NotFoundError
+from tuner.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from tuner.documents import StudyResult
@@ -14,11 +14,18 @@ if TYPE_CHECKING:
 
 
 def default_plot(study_name: str) -> Path:
-    """Where a study's plot goes when nobody says: beside the database of this person, named after the study."""
+    """Where a study's plot goes when nobody says: beside the database of this person, named after the study.
+
+    Raises:
+        ConfigurationError: The folder cannot be made.
+    """
     import platformdirs
 
     folder = platformdirs.user_data_path("tuner") / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the folder {folder}: {error.strerror}", "give --plot FILE") from error
     return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', study_name).strip('.')[:100] or 'study'}.html"
 
 
