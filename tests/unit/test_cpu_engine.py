@@ -18,6 +18,7 @@ from tuner.engines.cpu import engine as engine_module
 from tuner.engines.cpu import kernels
 from tuner.engines.cpu.engine import CpuEngine
 from tuner.engines.cpu.kernels import has_fbgemm
+from tuner.engines.cpu.limits import lookup_lengths
 from tuner.errors import (
     EngineError,
     EngineNotInstalledError,
@@ -89,8 +90,12 @@ def test_a_limit_that_is_exceeded_is_named(config: EngineConfig, changes: dict[s
     assert caught.value.hint
 
 
-def test_one_token_can_be_looked_up_when_it_is_the_longest(config: EngineConfig) -> None:
-    CpuEngine().check(replace(config, speculation=replace(NGRAM, prompt_lookup_max=1)))
+def test_the_shortest_ngram_is_never_longer_than_the_longest(config: EngineConfig) -> None:
+    one = replace(NGRAM, prompt_lookup_max=1)
+    CpuEngine().check(replace(config, speculation=one))
+    assert lookup_lengths(one) == (1, 1)
+    assert lookup_lengths(NGRAM) == (4, 2)
+    assert lookup_lengths(replace(NGRAM, prompt_lookup_max=5, prompt_lookup_min=3)) == (5, 3)
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(config: EngineConfig, tmp_path: Path) -> None:

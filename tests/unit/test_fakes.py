@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tuner.engines.base import LoadedEngine
+from tuner.measure import MeasureLimits, measure
 from tuner.records import Arrival, Chunk, Failed, Finished, Prompt, Sent
 from tuner.speculation import EngineConfig, Method, Speculation
 from tuner.testing import FakeEngine
@@ -74,3 +75,13 @@ def test_a_failing_prompt_fails_alone() -> None:
     events = list(loaded(FakeEngine(failing=frozenset({"a"}))).run([an_arrival("a"), an_arrival("b")]))
     assert [type(event) for event in events if event.request_id == "a"] == [Sent, Failed]
     assert isinstance(events[-1], Finished)
+
+
+def test_a_measurement_of_it_has_exact_numbers() -> None:
+    prompts = [Prompt(prompt_id=name, prompt_class="c", text=name) for name in ("a", "b")]
+    engine = loaded(FakeEngine(accepts=(3, 0, 2)))
+    measured = measure(engine, prompts, MeasureLimits(max_output_tokens=9))
+    assert [request.chunks[0][0] - request.sent_s for request in measured.requests] == [0.5, 0.5]
+    assert [request.chunks[-1][0] - request.sent_s for request in measured.requests] == [0.875, 0.875]
+    assert measured.counters is not None
+    assert (measured.counters.rounds, measured.counters.accepted_tokens) == (6, 10)

@@ -13,10 +13,9 @@ from tuner.engines.cpu.limits import (
     LOSSY_WEIGHT_FORMATS,
     MAX_DRAFTED_TOKENS,
     MAX_NUM_SEQS,
-    PROMPT_LOOKUP_MAX,
-    PROMPT_LOOKUP_MIN,
     SHALLOW,
     WEIGHT_FORMATS,
+    lookup_lengths,
 )
 from tuner.engines.cpu.weights import Weights, check_tensors
 from tuner.errors import EngineNotInstalledError, ModelError, UnsupportedConfigurationError
@@ -110,8 +109,7 @@ def _check_speculation(speculation: Speculation) -> None:
             f"{speculation.label}: the cpu engine drafts 1 to {MAX_DRAFTED_TOKENS} tokens in a round",
             f"set num_speculative_tokens to {MAX_DRAFTED_TOKENS} or less",
         )
-    longest = speculation.prompt_lookup_max or PROMPT_LOOKUP_MAX
-    shortest = speculation.prompt_lookup_min or min(PROMPT_LOOKUP_MIN, longest)
+    longest, shortest = lookup_lengths(speculation)
     if speculation.method is Method.NGRAM and not 1 <= shortest <= longest:
         raise UnsupportedConfigurationError(
             f"prompt_lookup_min {shortest} and prompt_lookup_max {longest} leave no n-gram to look up",

@@ -11,7 +11,7 @@ from tuner.engines.cpu.decode import Decoder
 from tuner.engines.cpu.drafters import Drafter, ModelDrafter, NoDrafter
 from tuner.engines.cpu.eagle import EagleDrafter
 from tuner.engines.cpu.kernels import Kernel, kernel_of
-from tuner.engines.cpu.limits import EAGLE, PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN, SHALLOW
+from tuner.engines.cpu.limits import EAGLE, SHALLOW, lookup_lengths
 from tuner.engines.cpu.loaded import LoadedCpuEngine
 from tuner.engines.cpu.model import LanguageModel, open_model, output_matrix
 from tuner.engines.cpu.ngram import NgramDrafter
@@ -73,9 +73,7 @@ def open_drafter(config: EngineConfig, target: LanguageModel, kernel: Kernel) ->
     if speculation.method is Method.NONE:
         return NoDrafter()
     if speculation.method is Method.NGRAM:
-        return NgramDrafter(
-            speculation.prompt_lookup_max or PROMPT_LOOKUP_MAX, speculation.prompt_lookup_min or PROMPT_LOOKUP_MIN
-        )
+        return NgramDrafter(*lookup_lengths(speculation))
     if speculation.draft_model is None:
         raise ModelError(f"{speculation.label} names no draft_model", "give the folder of the draft's weights")
     folder = Path(speculation.draft_model)

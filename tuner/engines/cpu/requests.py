@@ -11,6 +11,9 @@ from tuner.errors import ModelError, WorkloadError
 from tuner.models.tokenizer import ChatTokenizer
 from tuner.records import Arrival, Finished, FinishReason
 
+# What ``accept`` raises about one request; the others go on.
+REFUSALS = (ModelError, WorkloadError)
+
 
 class ArrivalQueue:
     """Hands out arrivals when they are due, and asks for the next only when it is wanted."""
@@ -124,6 +127,3 @@ def check_length(prompt_id: str, prompt_tokens: int, max_output_tokens: int, max
         )
     if max_output_tokens < 1:
         raise WorkloadError(f"prompt {prompt_id!r} asks for {max_output_tokens} output tokens", "ask for 1 or more")
-
-
-REFUSALS = (ModelError, WorkloadError)
