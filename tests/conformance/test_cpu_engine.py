@@ -34,6 +34,7 @@ def a_draft(name: str, folder: Path, method: Method = Method.DRAFT_MODEL) -> Spe
 
 class TestCpuEngine(EngineContract):
     max_output_tokens = LONGEST_OUTPUT
+    temperature = 8.0
     architecture = "llama"
     weight_format = "auto"
 
@@ -85,7 +86,7 @@ class TestCpuEngine(EngineContract):
         prompts: tuple[Prompt, ...],
         artifact_dir: str,
     ) -> None:
-        sampling = Sampling(temperature=1.5, top_p=0.9, seed=2)
+        sampling = Sampling(temperature=4.0, top_p=0.9, seed=2)
         requests = arrivals(prompts, max_output_tokens=24, sampling=sampling, ignore_eos=True)
         with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
             alone = answers(loaded.run(requests))
