@@ -15,6 +15,7 @@ from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.engines import load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
+from tuner.fitting import FittedWorkload, fit_workload
 from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
@@ -90,13 +91,14 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
     engine = load_engine(space.engine)
     target_name = options.target or settings.default_target
     places = resolve_models((target_name, *_draft_models(space)), settings=settings)
+    fitted = fit_workload(workload, places[target_name])
     plan = SearchPlan(
         name="unnamed",
         target_model=str(places[target_name]),
         target_name=target_name,
         draft_folders={name: str(places[name]) for name in _draft_models(space)},
         fingerprints={name: model_fingerprint(folder) for name, folder in places.items()},
-        workload=workload,
+        workload=fitted.workload,
         space=space,
         objectives=objectives,
         cache_dir=str(settings.cache_dir),
@@ -106,7 +108,9 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         margin=options.margin,
         weight_format=options.weight_format,
         num_threads=options.num_threads,
+        max_model_len=fitted.max_model_len,
         deadline_s=options.stage_deadline_s,
+        notices=_notices(fitted),
     )
     for name in space.choices:  # refuse a draft now, not after the baseline was measured
         engine.check(plan.config(space.speculation(name, space.num_speculative_tokens.max)))
@@ -219,6 +223,13 @@ def _read_space(options: SearchOptions) -> SearchSpace:
 
 def _draft_models(space: SearchSpace) -> tuple[str, ...]:
     return tuple(draft.model for draft in space.drafts if draft.model is not None)
+
+
+def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
+    if not fitted.left_out:
+        return ()
+    names = ", ".join(fitted.left_out[:3]) + ("…" if len(fitted.left_out) > 3 else "")
+    return (f"{len(fitted.left_out)} prompts are longer than the target's context and are left out: {names}",)
 
 
 def _sampler_name(text: str) -> SamplerName:

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+import numpy as np
+
 from tuner.errors import MeasurementError, TunerError
-from tuner.metrics import e2e_ms, summarize
+from tuner.intervals import ratio_interval
+from tuner.metrics import decode_ms, decoded_tokens, e2e_ms, summarize
 from tuner.objective import Objective, losses, values
 from tuner.outputs import identical_outputs, looping_prompts
 from tuner.pairing import anchored_speedup
@@ -23,9 +26,10 @@ class TrialOutcome:
     """What became of a trial.
 
     Attributes:
-        metrics: ``metrics.summarize``'s columns, and of a candidate: ``speedup`` over no speculation with
-            ``speedup_low`` and ``speedup_high``, ``identical_share``, and ``machine_slowdown``, the anchor's time
-            over the baseline's on the same prompts, by which its times were divided.
+        metrics: ``metrics.summarize``'s columns with ``tpot_ms_low`` and ``tpot_ms_high``, and of a candidate:
+            ``speedup`` over no speculation with ``speedup_low`` and ``speedup_high``, ``identical_share``, and
+            ``machine_slowdown``, the anchor's time over the baseline's on the same prompts, by which its times
+            were divided.
     """
 
     state: TrialState
@@ -40,7 +44,7 @@ class TrialOutcome:
         return cls(
             state=TrialState.COMPLETE,
             values=values(result.measurement, objectives),
-            metrics=summarize(result.measurement) | {"speedup": 1.0},
+            metrics=summarize(result.measurement) | _tpot_limits(result.measurement) | {"speedup": 1.0},
         )
 
     @classmethod
@@ -65,6 +69,7 @@ class TrialOutcome:
             state=TrialState.COMPLETE,
             values=values(candidate, objectives),
             metrics=summarize(candidate)
+            | _tpot_limits(candidate)
             | {
                 "speedup": None if speedup is None else speedup.estimate,
                 "speedup_low": None if speedup is None else speedup.low,
@@ -90,6 +95,21 @@ class TrialOutcome:
             error=self.error,
             ended_at=ended_at,
         )
+
+
+def _tpot_limits(measurement: Measurement) -> dict[str, float | None]:
+    """95 % limits of the mean TPOT, the ratio of sums over requests."""
+    rows = [
+        (time, float(decoded_tokens(record)))
+        for record in measurement.requests
+        if (time := decode_ms(record)) is not None
+    ]
+    table = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    interval = ratio_interval(table[:, 0], table[:, 1])
+    return {
+        "tpot_ms_low": None if interval is None else interval.low,
+        "tpot_ms_high": None if interval is None else interval.high,
+    }
 
 
 def machine_slowdown(baseline: Measurement, anchor: Measurement | None) -> float:

@@ -33,6 +33,7 @@ class SearchPlan:
         fingerprints: Hash of the content of the target and of each draft, so that other weights are another study.
         max_trials: Most configurations that are measured, the baseline among them.
         margin: Smallest gain worth recommending: 0.02 asks for 2 %.
+        notices: What a person should know before it starts, such as prompts that were left out.
     """
 
     name: str
@@ -52,6 +53,7 @@ class SearchPlan:
     num_threads: int | None = None
     max_model_len: int = 1024
     deadline_s: float = STAGE_DEADLINE_S
+    notices: tuple[str, ...] = ()
 
     @property
     def spec(self) -> Mapping[str, Any]:

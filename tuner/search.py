@@ -133,6 +133,8 @@ class Search:
         """
         self._study = self._store.add_study(self._study)
         self._ledger.reconcile(self._trials())
+        for notice in self._plan.notices:
+            self._observer.notice(notice)
         baseline = self._run_baseline()
         predictions = self._predict(baseline)
         self._try_configurations(baseline, predictions)

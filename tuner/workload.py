@@ -46,7 +46,7 @@ class QuickSample(BaseModel):
     model_config = _STRICT
 
     search_prompts: WholeNumber = Field(6, ge=1, le=100_000, description="prompts of the search, 1 or more")
-    certify_prompts: WholeNumber = Field(6, ge=1, le=100_000, description="prompts of the final comparison, 1 or more")
+    certify_prompts: WholeNumber = Field(8, ge=1, le=100_000, description="prompts of the final comparison, 1 or more")
     max_output_tokens: WholeNumber = Field(64, ge=1, le=131_072, description="cap of output tokens, 1 to 131072")
 
 

@@ -172,7 +172,7 @@ def test_quick_keeps_the_prompts_and_takes_fewer_and_shorter_ones() -> None:
     quick = workload.quick()
 
     assert ids(quick.search_sample()) == "0 1 2 3 4 5"
-    assert ids(quick.certify_sample()) == "6 7 8 9 10 11"
+    assert ids(quick.certify_sample()) == "6 7 8 9 10 11 12 13"
     assert quick.max_output_tokens == 64
     assert quick.prompts == workload.prompts
     assert workload.max_output_tokens == 96
