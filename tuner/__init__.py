@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from tuner.api import SearchOptions as SearchOptions
     from tuner.api import run_search as run_search
     from tuner.api import search as search
+    from tuner.driver import Observer as Observer
+    from tuner.driver import SearchResult as SearchResult
     from tuner.errors import TunerError as TunerError
-    from tuner.search import Observer as Observer
-    from tuner.search import SearchResult as SearchResult
     from tuner.speculation import Speculation as Speculation
 
 _PUBLIC = {
-    "Observer": "tuner.search",
+    "Observer": "tuner.driver",
     "SearchOptions": "tuner.api",
-    "SearchResult": "tuner.search",
+    "SearchResult": "tuner.driver",
     "Speculation": "tuner.speculation",
     "TunerError": "tuner.errors",
     "run_search": "tuner.api",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.dispatch import Dispatcher, InlineDispatcher
+from tuner.driver import Observer, Search, SearchResult
 from tuner.engines import load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
@@ -23,7 +24,6 @@ from tuner.objective import parse_objectives
 from tuner.plan import DEFAULT_MARGIN, DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
 from tuner.samplers import SAMPLER_NAMES, SamplerName, make_sampler
-from tuner.search import Observer, Search, SearchResult
 from tuner.search_space import SearchSpace, read_search_space
 from tuner.settings import Settings, read_settings
 from tuner.speculation import content_key

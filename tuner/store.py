@@ -243,7 +243,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class MemoryStore:
-    """A store that forgets everything at the end of the process; for tests and for ``tuner.search(store=None)``."""
+    """A store that forgets everything at the end of the process; for tests."""
 
     def __init__(self) -> None:
         self._studies: dict[str, StudyRecord] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from tuner.search import Observer
+    from tuner.driver import Observer
     from tuner.trial import Progress, StageTask
 
 STAGE_WORDS = {

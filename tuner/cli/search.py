@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tuner.api import SearchOptions
-    from tuner.search import SearchResult
+    from tuner.driver import SearchResult
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""

@@ -13,12 +13,12 @@ from tests.support.observed import prompts
 from tests.support.simulated import SimulatedEngine, World
 from tuner.decide import Verdict
 from tuner.dispatch import InlineDispatcher, StageStatus
+from tuner.driver import MAX_ATTEMPTS, Search, SearchResult
 from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
 from tuner.objective import DEFAULT_OBJECTIVES
 from tuner.plan import SearchPlan
 from tuner.records import StageKind
 from tuner.samplers import make_sampler
-from tuner.search import MAX_ATTEMPTS, Search, SearchResult
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.speculation import NO_SPECULATION, Method
 from tuner.store import MemoryStore, TrialState, TrialStore
