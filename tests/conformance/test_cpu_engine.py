@@ -14,14 +14,8 @@ from tuner.engines.cpu.engine import CpuEngine
 from tuner.records import Prompt, Sampling
 from tuner.replay import replay
 from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
-from tuner.testing.engines import (
-    EngineContract,
-    answers,
-    arrivals,
-    assert_same_outputs,
-    load,
-    target_output,
-)
+from tuner.testing.answers import answers, arrivals, assert_same_outputs, target_output
+from tuner.testing.engines import EngineContract, load
 
 # Two of the contract's prompts come to this token under the seed below, two do not.
 EOS_TOKEN_ID = 31

@@ -13,7 +13,8 @@ from tuner.records import Message, Prompt
 from tuner.replay import replay
 from tuner.settings import DEFAULT_TARGET, read_settings
 from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
-from tuner.testing.engines import Answer, answers, arrivals, assert_same_outputs, load, target_output
+from tuner.testing.answers import Answer, answers, arrivals, assert_same_outputs, target_output
+from tuner.testing.engines import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
