@@ -46,7 +46,7 @@ def test_a_shipped_workload_is_named_after_its_file_and_states_its_reasons(name:
 @each_workload
 def test_shipped_prompts_are_many_distinct_and_short(name: str) -> None:
     prompts = read_workload(name).prompts
-    texts = [prompt.messages[-1].content for prompt in prompts]
+    texts = [prompt.text or prompt.messages[-1].content for prompt in prompts]
 
     assert len(prompts) >= MIN_PROMPTS
     assert [prompt.prompt_id for prompt in prompts] == [f"{name}-{n:03d}" for n in range(1, len(prompts) + 1)]
