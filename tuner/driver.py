@@ -1,7 +1,7 @@
 """The search: baseline, traces, predictions, trials, certification, verdict.
 
-Every step is resumable. When a stage ends, our row is written first, then Optuna is told, then the worker may
-forget; whatever dies in between, the same command goes on from the last row.
+Every step is resumable. When a stage ends, its result is stored, then the worker forgets it; when a trial ends, our
+row is written, then Optuna is told. Whatever dies in between, the same command goes on from the last row.
 """
 
 from __future__ import annotations
@@ -152,7 +152,6 @@ class Search:
         row = self._trials()[0]
         if row.state is TrialState.RUNNING:
             self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
-        self._dispatcher.forget(task)
         return result
 
     def _predict(self, baseline: BaselineResult) -> Predictions:
@@ -164,7 +163,6 @@ class Search:
                 traces.append(from_json(TraceResult, self._result_of(task)))
             except EngineError as error:
                 self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
-            self._dispatcher.forget(task)
         return Predictions.of(baseline, traces)
 
     # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +199,6 @@ class Search:
         except (EngineError, StageTimeoutError, InputError) as error:
             outcome = TrialOutcome.infeasible(error)
         self._finish(row, outcome)
-        self._dispatcher.forget(task)
 
     def _answer_from_store(self, row: TrialRecord) -> bool:
         """Whether an earlier trial has this configuration; if so, its answer is stored and told again."""
@@ -279,9 +276,7 @@ class Search:
 
     def _certify(self, best: TrialRecord) -> CertifyResult:
         task = self._plan.certify_task(best.speculation)
-        result = from_json(CertifyResult, self._result_of(task))
-        self._dispatcher.forget(task)
-        return result
+        return from_json(CertifyResult, self._result_of(task))
 
     # ── stages ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -295,6 +290,7 @@ class Search:
             self._store.save_stage(row)
             status = self._wait(replace(task, attempt=attempt))
             self._store.save_stage(_ended(row, status))
+            self._dispatcher.forget(replace(task, attempt=attempt))  # its result is safe; what it held is free again
             if status.result is not None:
                 return status.result
             if not isinstance(status.error, WorkerLostError):

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "tuner"
 OBJECT_STORE_BYTES = 80 * 1024 * 1024  # stages pass a few megabytes; more would only warn about /dev/shm
+START_DEADLINE_S = 300.0
+"""A worker starts in seconds; one that does not start within minutes waits for something that will not come."""
+
 TIMED_STAGES = frozenset({StageKind.BASELINE, StageKind.MEASURE, StageKind.CERTIFY, StageKind.TRACE})
 
 
@@ -57,7 +60,8 @@ class _Running:
     actor: Any
     outcome: Any
     status: Any
-    seen: tuple[float, int, int] = field(default=(0.0, 0, 0))
+    seen: tuple[float, int, int] = (0.0, 0, 0)
+    submitted_s: float = field(default_factory=time.monotonic)
 
 
 class RayDispatcher:
@@ -139,7 +143,18 @@ class RayDispatcher:
         if ran_s > task.deadline_s:
             self.forget(task)
             return StageStatus(error=timeout_error(task))
+        if ran_s == 0 and time.monotonic() - running.submitted_s > START_DEADLINE_S:
+            self.forget(task)
+            return StageStatus(error=self._never_started(task))
         return StageStatus(done=done, total=total)
+
+    def _never_started(self, task: StageTask) -> DispatchError:
+        free = ray.available_resources().get("CPU", 0)
+        return DispatchError(
+            f"stage {task.kind} of {task.config.speculation.label} was not started within {START_DEADLINE_S:.0f} s: "
+            f"it needs up to {self._node_cpus} CPUs of one node, {free:.0f} are free in the cluster",
+            "see what holds them with `ray status`, or use another --ray-address",
+        )
 
     def forget(self, task: StageTask) -> None:
         """See ``Dispatcher.forget``."""

@@ -261,6 +261,15 @@ class LosingDispatcher(InlineDispatcher):
     def __init__(self, losses: int) -> None:
         super().__init__()
         self.losses = losses
+        self.held: set[str] = set()
+
+    def submit(self, task: StageTask) -> None:
+        self.held.add(task.name)
+        super().submit(task)
+
+    def forget(self, task: StageTask) -> None:
+        self.held.remove(task.name)
+        super().forget(task)
 
     def poll(self, task: StageTask) -> StageStatus:
         if task.attempt % MAX_ATTEMPTS < self.losses:
@@ -271,6 +280,13 @@ class LosingDispatcher(InlineDispatcher):
 def test_a_lost_worker_is_replaced(bench: Bench) -> None:
     bench.dispatcher = LosingDispatcher(losses=MAX_ATTEMPTS - 1)
     assert bench.run(a_plan()).decision.verdict is Verdict.RECOMMEND
+
+
+def test_every_attempt_is_forgotten_so_that_the_next_stage_finds_its_machine_free(bench: Bench) -> None:
+    dispatcher = LosingDispatcher(losses=1)
+    bench.dispatcher = dispatcher
+    bench.run(a_plan())
+    assert not dispatcher.held
 
 
 def test_a_worker_lost_every_time_ends_the_search_and_keeps_the_rows(bench: Bench) -> None:
