@@ -149,7 +149,7 @@ class RayDispatcher:
         return StageStatus(done=done, total=total)
 
     def _never_started(self, task: StageTask) -> DispatchError:
-        free = ray.available_resources().get("CPU", 0)
+        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         return DispatchError(
             f"stage {task.kind} of {task.config.speculation.label} was not started within {START_DEADLINE_S:.0f} s: "
             f"it needs up to {self._node_cpus} CPUs of one node, {free:.0f} are free in the cluster",
