@@ -2,81 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
-from tests.support.tiny_models import write_model, write_perturbed
-from tuner.store import StageRecord, StageState
-from tuner_storage import open_store
+from tests.support.postgres import running_postgres
+from tests.support.projects import TRIALS, WAIT_S, Project
+from tuner.store import StageState
 
 pytestmark = pytest.mark.slow
-
-WAIT_S = 240
-TRIALS = 4
-
-
-class Project:
-    """A folder with a target, a draft, prompts, a search space and a database."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.url = f"sqlite:///{folder / 'tuner.db'}"
-        target = write_model(folder / "target", layers=4)
-        draft = write_perturbed(folder / "draft", target, noise=0.1)
-        lines = [{"prompt": f"{number} is a number", "raw": True} for number in range(20)]
-        (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        (folder / "workload.yaml").write_text(
-            "name: tiny\ndescription: numbers\nprompts: prompts.jsonl\nmax_output_tokens: 24\n"
-            "limits_reason: a test\nsearch_prompts: 10\ncertify_prompts: 10\n"
-        )
-        (folder / "space.yaml").write_text(
-            "name: tiny\ndescription: a copy with noise, and n-gram\nengine: cpu\ndrafts:\n"
-            f"  - {{name: noisy, method: draft_model, model: {draft}}}\n"
-            "  - {name: ngram, method: ngram}\nnum_speculative_tokens: {min: 1, max: 4}\n"
-        )
-
-    def search(self, *arguments: str) -> list[str]:
-        """The command line of a search of this project."""
-        return [
-            *(sys.executable, "-m", "tuner", "search", "--json"),
-            *("--workload", "workload.yaml", "--space", "space.yaml", "--target", "target"),
-            *("--name", "tiny", "--trials", str(TRIALS), "--threads", "1", "--storage", self.url),
-            *("--plot", str(self.folder / "plot.html"), *arguments),
-        ]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.search(*arguments),
-            cwd=self.folder,
-            env=os.environ | {"TUNER_CACHE": str(self.folder / "cache")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def finish(self, *arguments: str) -> dict[str, object]:
-        """Run the search to its end and read the one JSON document on its standard output."""
-        with self.start(*arguments) as process:
-            output, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors
-        document: dict[str, object] = json.loads(output)
-        return document
-
-    def stages(self) -> dict[tuple[str, str], StageRecord]:
-        store = open_store(self.url)
-        try:
-            return {(one.kind, one.key): one for one in store.stages("tiny")} if store.studies() else {}
-        finally:
-            store.close()
 
 
 @pytest.fixture
@@ -137,3 +77,15 @@ def test_a_second_search_of_the_same_study_is_refused_while_the_first_runs(proje
     assert second.returncode == 4
     assert "tiny" in errors
     assert "Traceback" not in errors
+
+
+def test_a_search_keeps_its_study_and_optunas_in_one_postgresql_database(tmp_path: Path) -> None:
+    with running_postgres() as server, server.database() as url:
+        project = Project(tmp_path, url)
+        document = project.finish("--dispatch", "inline")
+        again = project.finish("--dispatch", "inline")
+        assert again["trials"] == document["trials"]
+        assert all(one.state is StageState.DONE for one in project.stages().values())
+        with psycopg.connect(url) as connection:
+            (told,) = connection.execute("SELECT count(*) FROM trials WHERE state = 'COMPLETE'").fetchone() or (0,)
+    assert told == len(document["trials"])  # type: ignore[arg-type]
