@@ -149,6 +149,7 @@ class Search:
             self._store.save_trial(self._row(Asked(asked.number, NO_SPECULATION)))
         task = self._plan.baseline_task()
         result = from_json(BaselineResult, self._result_of(task))
+        self._observer.notice(_conditions(result.measurement.environment))
         row = self._trials()[0]
         if row.state is TrialState.RUNNING:
             self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
@@ -307,6 +308,12 @@ class Search:
             return wait_for(self._dispatcher, task, progress)
         finally:
             self._observer.stage_ended(task)
+
+
+def _conditions(environment: Mapping[str, str]) -> str:
+    """What the engine says of itself, for the person who waits."""
+    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in environment.items())
+    return f"measured with {facts}"
 
 
 def _attempts(stored: StageRecord | None) -> Iterator[int]:
