@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from tuner.errors import DispatchError, EngineError, InputError, StageTimeoutErr
 from tuner.outcome import TrialOutcome, front_members
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, target_outputs
-from tuner.records import BaselineResult, CertifyResult, MeasureResult, StageKind, TraceResult, from_json, to_json
-from tuner.speculation import NO_SPECULATION, Speculation
+from tuner.records import BaselineResult, CertifyResult, MeasureResult, TraceResult, from_json, to_json
+from tuner.speculation import Speculation
 from tuner.store import (
     ParetoEntry,
     StageRecord,
@@ -144,9 +144,7 @@ class Search:
 
     def _run_baseline(self) -> BaselineResult:
         if not self._trials():
-            self._ledger.enqueue(NO_SPECULATION)
-            asked = self._ledger.ask()
-            self._store.save_trial(self._row(Asked(asked.number, NO_SPECULATION)))
+            self._store.save_trial(self._row(self._ledger.ask_baseline()))
         task = self._plan.baseline_task()
         result = from_json(BaselineResult, self._result_of(task))
         self._observer.notice(_conditions(result.measurement.environment))
@@ -332,12 +330,3 @@ def _ended(row: StageRecord, status: StageStatus) -> StageRecord:
         error_type=None if error is None else type(error).__name__,
         error=None if error is None else str(error),
     )
-
-
-def rank_by_speedup(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Complete trials, fastest first; repeated ones left out."""
-    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE and trial.duplicate_of is None]
-    return sorted(complete, key=lambda trial: -(trial.metrics.get("speedup") or 0.0))
-
-
-__all__ = ["Observer", "Search", "SearchResult", "SilentObserver", "StageKind", "rank_by_speedup"]

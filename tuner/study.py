@@ -21,7 +21,7 @@ from optuna.trial import TrialState as OptunaState
 from tuner.errors import StorageError
 from tuner.objective import Objective
 from tuner.search_space import SearchSpace
-from tuner.speculation import Speculation
+from tuner.speculation import NO_SPECULATION, Speculation
 from tuner.store import TrialRecord, TrialState
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,13 @@ class TrialLedger:
         parameters = {DRAFT: speculation.draft_name, TOKENS: max(speculation.drafted_tokens, self._lowest_tokens)}
         self._study.enqueue_trial(parameters, user_attrs={"predicted": dict(predicted or {})}, skip_if_exists=True)
 
+    def ask_baseline(self) -> Asked:
+        """No speculation, as trial 0 of an empty study; asking again before it is told gives the same trial."""
+        if not self._study.get_trials(deepcopy=False):
+            self.enqueue(NO_SPECULATION)
+            self.ask()
+        return Asked(0, NO_SPECULATION)
+
     def ask(self) -> Asked:
         """The configuration to try next. It may repeat an earlier one: the caller answers those from the store."""
         trial = self._study.ask(self._distributions)
@@ -127,10 +134,10 @@ class TrialLedger:
             self._study.add_trial(self._rebuilt(rows.get(number)))
         for one in self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,)):
             row = rows.get(one.number)
-            if row is None:  # the driver died between Optuna's row and ours
+            if row is None and one.number > 0:  # the driver died between Optuna's row and ours
                 logger.info("trial %d was asked for but never kept; it is dropped", one.number)
                 self._finish(one.number, None, OptunaState.FAIL)
-            elif row.state is not TrialState.RUNNING:
+            elif row is not None and row.state is not TrialState.RUNNING:
                 self.tell(row)
 
     @property

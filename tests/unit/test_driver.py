@@ -211,6 +211,7 @@ def test_a_search_stopped_anywhere_goes_on_and_repeats_no_measurement(
     result = bench.run(a_plan())
     assert result.decision.verdict is Verdict.RECOMMEND
     assert not done_before & set(submitted)
+    assert result.baseline.number == 0
     assert all(trial.state is not TrialState.RUNNING for trial in result.trials)
     assert not [one for one in bench.optuna_trials if one.state is OptunaState.RUNNING]
     assert [one.number for one in bench.optuna_trials if one.state is OptunaState.COMPLETE] == [
