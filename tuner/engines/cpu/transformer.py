@@ -12,6 +12,7 @@ from torch.nn import functional
 from tuner.engines.cpu.attention import Attention, Cache, Heads, Segment, attend
 from tuner.engines.cpu.kernels import Kernel, Linear
 from tuner.engines.cpu.limits import MAX_DRAFTED_TOKENS
+from tuner.engines.cpu.norm import RmsNorm
 from tuner.engines.cpu.rope import pairs_side_by_side, rotations
 from tuner.engines.cpu.weights import Weights
 from tuner.models.config import ModelConfig
@@ -21,12 +22,12 @@ from tuner.models.config import ModelConfig
 class Layer:
     """One decoder layer. ``query_norm`` and ``key_norm`` are None for architectures without them."""
 
-    attention_norm: Tensor
+    attention_norm: RmsNorm
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
     attention_out: Linear
-    mlp_norm: Tensor
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -37,31 +38,34 @@ class Stack:
     def __init__(self, weights: Weights, config: ModelConfig, kernel: Kernel, *, slots: int, length: int) -> None:
         prefix = weights.prefix
         self.heads = Heads(query=config.num_attention_heads, key_value=config.num_key_value_heads, dim=config.head_dim)
-        self.eps, self.width = config.rms_norm_eps, (config.hidden_size,)
-        self.inner = config.intermediate_size
         self.layers = [
-            self._read_layer(weights, f"{prefix}layers.{i}.", kernel) for i in range(config.num_hidden_layers)
+            self._read_layer(weights, f"{prefix}layers.{i}.", kernel, config.rms_norm_eps)
+            for i in range(config.num_hidden_layers)
         ]
-        self.norm = weights.get(f"{prefix}norm.weight").float()
+        self.norm = RmsNorm(weights.get(f"{prefix}norm.weight"), config.rms_norm_eps)
         self.cache = Cache(config.num_hidden_layers, slots, self.heads, length)
         # Replay rolls out past the end of an output, by as many tokens as can be drafted.
         positions = length + MAX_DRAFTED_TOKENS
         self.rotations = rotations(config.head_dim, config.rope_theta, config.rope_scaling, positions)[:, None]
         self.weight_bytes = layer_weights(config) * kernel.bytes_per_weight
 
-    def _read_layer(self, weights: Weights, prefix: str, kernel: Kernel) -> Layer:
-        def norm(name: str) -> Tensor | None:
-            full = f"{prefix}{name}.weight"
-            return weights.get(full).float() if full in weights.names else None
+    def _read_layer(self, weights: Weights, prefix: str, kernel: Kernel, eps: float) -> Layer:
+        def norm(name: str) -> RmsNorm:
+            return RmsNorm(weights.get(f"{prefix}{name}.weight"), eps)
 
-        query_norm, key_norm = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        def head_norm(name: str) -> RmsNorm | None:
+            full = f"{prefix}self_attn.{name}.weight"
+            if full not in weights.names:
+                return None
+            return RmsNorm(pairs_side_by_side(weights.get(full), self.heads.dim), eps)
+
         return Layer(
-            attention_norm=weights.get(f"{prefix}input_layernorm.weight").float(),
+            attention_norm=norm("input_layernorm"),
             qkv=kernel.prepare(*self._fused_qkv(weights, f"{prefix}self_attn.")),
-            query_norm=None if query_norm is None else pairs_side_by_side(query_norm, self.heads.dim),
-            key_norm=None if key_norm is None else pairs_side_by_side(key_norm, self.heads.dim),
+            query_norm=head_norm("q_norm"),
+            key_norm=head_norm("k_norm"),
             attention_out=kernel.prepare(*_matrix(weights, f"{prefix}self_attn.o_proj")),
-            mlp_norm=weights.get(f"{prefix}post_attention_layernorm.weight").float(),
+            mlp_norm=norm("post_attention_layernorm"),
             gate_up=kernel.prepare(*_fused([_matrix(weights, f"{prefix}mlp.{name}_proj") for name in ("gate", "up")])),
             down=kernel.prepare(*_matrix(weights, f"{prefix}mlp.down_proj")),
         )
@@ -84,20 +88,20 @@ class Stack:
         """Hidden states after the final norm [rows, hidden] of embedded rows, which are overwritten."""
         rotation = self.rotations[attention.positions]
         for index, layer in enumerate(self.layers):
-            projected = layer.qkv(functional.rms_norm(rows, self.width, layer.attention_norm, self.eps))
+            projected = layer.qkv(layer.attention_norm(rows))
             self._rotate(layer, projected, rotation)
             rows.add_(layer.attention_out(attention(index, projected)))
-            gate_up = layer.gate_up(functional.rms_norm(rows, self.width, layer.mlp_norm, self.eps))
-            rows.add_(layer.down(functional.silu(gate_up[:, : self.inner]).mul_(gate_up[:, self.inner :])))
-        return functional.rms_norm(rows, self.width, self.norm, self.eps)
+            gate, up = layer.gate_up(layer.mlp_norm(rows)).chunk(2, 1)
+            rows.add_(layer.down(functional.silu(gate).mul_(up)))
+        return self.norm(rows)
 
     def _rotate(self, layer: Layer, projected: Tensor, rotation: Tensor) -> None:
         heads, rows = self.heads, len(projected)
         rotated = projected[:, : heads.rotated_width].view(rows, heads.query + heads.key_value, heads.dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = rotated[:, : heads.query], rotated[:, heads.query :]
-            query.copy_(functional.rms_norm(query, (heads.dim,), layer.query_norm, self.eps))
-            key.copy_(functional.rms_norm(key, (heads.dim,), layer.key_norm, self.eps))
+            query.copy_(layer.query_norm(query))
+            key.copy_(layer.key_norm(key))
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation)
 
 
