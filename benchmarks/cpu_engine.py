@@ -44,7 +44,7 @@ TABLE_WIDTH = 160
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; the exit code."""
     arguments = _parse(argv)
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else TABLE_WIDTH)
     try:
         document = measure(arguments, console)
     except TunerError as error:
@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object
         "machine": machine_facts(),
         "versions": versions(),
     }
-    console.print(table(comparison), width=max(console.width, TABLE_WIDTH))
+    console.print(table(comparison))
     console.print(
         f"{document['share_of_limit']:.0%} of the memory limit: {document['weight_bytes']} bytes of weights a token, "
         f"{document['bandwidth_gb_per_s']} GB/s, {arguments.threads} threads",
