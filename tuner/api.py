@@ -5,6 +5,8 @@ The CLI and ``tuner.search`` both come in here; it alone knows the concrete stor
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.dispatch import Dispatcher, InlineDispatcher
-from tuner.driver import Observer, Search, SearchResult
+from tuner.driver import Observer, Search, SearchResult, new_study
 from tuner.engines import load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
@@ -27,11 +29,14 @@ from tuner.samplers import SAMPLER_NAMES, SamplerName, make_sampler
 from tuner.search_space import SearchSpace, read_search_space
 from tuner.settings import Settings, read_settings
 from tuner.speculation import content_key
+from tuner.store import check_study_name
 from tuner.stored import StoredStudy, read_study
 from tuner.study import TrialLedger, distributions, open_optuna_storage
 from tuner.workload import Workload, read_workload
 
 QUICK_MAX_TRIALS = 4
+SEEDS = 2**32
+"""NumPy, and with it every sampler, takes seeds below this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +89,10 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         EngineError: The engine refuses the target or a draft.
     """
     settings = settings or read_settings()
+    _check_options(options)
     workload, space = _read_workload(options), _read_space(options)
     objectives = parse_objectives(options.objectives)
     sampler = _sampler_name(options.sampler)
-    _check_numbers(options)
     engine = load_engine(space.engine)
     target_name = options.target or settings.default_target
     places = resolve_models((target_name, *_draft_models(space)), settings=settings)
@@ -114,26 +119,35 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
     )
     for name in space.choices:  # refuse a draft now, not after the baseline was measured
         engine.check(plan.config(space.speculation(name, space.num_speculative_tokens.max)))
-    return replace(plan, name=options.name or _study_name(plan, quick=options.quick))
+    named = replace(plan, name=options.name or _study_name(plan, quick=options.quick))
+    check_study_name(named.name)
+    return named
 
 
 def describe_plan(options: SearchOptions, settings: Settings | None = None) -> PlanDescription:
     """What ``run_search`` would do, how long it would take and how much disk; fetches and starts nothing.
 
+    Where all models are here, everything that would stop the search before its first stage is found now.
+
     Raises:
         InputError: Something that a person wrote cannot be used.
+        EngineError: The engine refuses the target or a draft.
     """
     settings = settings or read_settings()
+    _check_options(options)
     parse_objectives(options.objectives)
     _sampler_name(options.sampler)
-    _check_numbers(options)
-    return describe_search(
+    description = describe_search(
         target=options.target or settings.default_target,
         workload=_read_workload(options),
         space=_read_space(options),
         max_trials=_max_trials(options),
         settings=settings,
     )
+    if not all(model.is_ready for model in description.models):
+        return description
+    plan = plan_search(options, settings)
+    return replace(description, study=plan.name, notices=plan.notices)
 
 
 def open_result(name: str | None = None, storage: str | None = None) -> StoredStudy:
@@ -144,7 +158,8 @@ def open_result(name: str | None = None, storage: str | None = None) -> StoredSt
     """
     from tuner_storage import open_store
 
-    store = open_store(storage or read_settings().storage_url)
+    is_own = storage is None  # one's own database may not be there yet, one that was named must be
+    store = open_store(read_settings(storage_url=storage).storage_url, create=is_own)
     try:
         return read_study(store, name)
     finally:
@@ -166,11 +181,13 @@ def run_search(
         store = open_store(url)
         stack.callback(store.close)
         stack.enter_context(study_lock(store, plan.name))
+        provenance = collect_provenance()
+        store.add_study(new_study(plan, provenance))  # other settings are refused before Optuna's study is touched
         sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
         storage = open_optuna_storage(optuna_url(url))
         ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
         dispatcher = stack.enter_context(starting.result())
-        return Search(plan, store, ledger, dispatcher, observer, collect_provenance()).run()
+        return Search(plan, store, ledger, dispatcher, observer, provenance).run()
 
 
 def search(workload: str, observer: Observer | None = None, **options: Any) -> SearchResult:
@@ -229,7 +246,7 @@ def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
     if not fitted.left_out:
         return ()
     names = ", ".join(fitted.left_out[:3]) + ("…" if len(fitted.left_out) > 3 else "")
-    return (f"{len(fitted.left_out)} prompts are longer than the target's context and are left out: {names}",)
+    return (f"prompts longer than the target's context are left out: {len(fitted.left_out)} ({names})",)
 
 
 def _sampler_name(text: str) -> SamplerName:
@@ -243,19 +260,39 @@ def _max_trials(options: SearchOptions) -> int:
     return options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS)
 
 
-def _check_numbers(options: SearchOptions) -> None:
+def _check_options(options: SearchOptions) -> None:
+    _check_texts(options)
     if options.max_trials is not None and options.max_trials < 1:
         raise ConfigurationError(f"--trials is {options.max_trials}", "give 1 or more; the baseline is the first")
     if not 0 <= options.margin < 1:
         raise ConfigurationError(f"--margin is {options.margin}", "give a share from 0 up to 1, e.g. 0.02 for 2 %")
-    if options.num_threads is not None and options.num_threads < 1:
-        raise ConfigurationError(f"--threads is {options.num_threads}", "give 1 or more")
-    if options.stage_deadline_s <= 0:
+    if not 0 <= options.seed < SEEDS:
+        raise ConfigurationError(f"--seed is {options.seed}", f"give 0 to {SEEDS - 1}")
+    if not (math.isfinite(options.stage_deadline_s) and options.stage_deadline_s > 0):
         raise ConfigurationError(f"--stage-deadline is {options.stage_deadline_s}", "give seconds above 0")
+    _check_threads(options)
+
+
+def _check_texts(options: SearchOptions) -> None:
+    """Refuse empty texts: they come from variables that are not set, and no default is meant by them."""
+    for name in ("workload", "target", "space", "prompts", "storage", "ray_address"):
+        value = getattr(options, name)
+        if value is not None and not value.strip():
+            raise ConfigurationError(f"--{name.replace('_', '-')} is empty", "give a value, or leave the option out")
+    if options.name is not None:
+        check_study_name(options.name)
     if options.dispatch not in _DISPATCHERS:
         raise ConfigurationError(
             f"no dispatcher named {options.dispatch!r}", did_you_mean(options.dispatch, tuple(_DISPATCHERS))
         )
+
+
+def _check_threads(options: SearchOptions) -> None:
+    """At most the machine's own CPUs; a Ray elsewhere may have more than this machine."""
+    most = os.cpu_count() or 1
+    asked = options.num_threads
+    if asked is not None and (asked < 1 or (options.ray_address is None and asked > most)):
+        raise ConfigurationError(f"--threads is {asked}", f"give 1 to {most}, the CPUs of this machine")
 
 
 def _study_name(plan: SearchPlan, *, quick: bool) -> str:

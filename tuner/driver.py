@@ -102,6 +102,11 @@ class SearchResult:
     certified: CertifyResult | None
 
 
+def new_study(plan: SearchPlan, provenance: Mapping[str, Any] | None = None) -> StudyRecord:
+    """The study of a plan, as it is stored before anything was measured."""
+    return StudyRecord(name=plan.name, spec=plan.spec, provenance={**(provenance or {}), "models": plan.places})
+
+
 class Search:
     """One search over one study."""
 
@@ -119,9 +124,7 @@ class Search:
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._observer = observer or SilentObserver()
-        self._study = StudyRecord(
-            name=plan.name, spec=plan.spec, provenance={**(provenance or {}), "models": plan.places}
-        )
+        self._study = new_study(plan, provenance)
 
     def run(self) -> SearchResult:
         """Go on from wherever the study is, to its verdict.

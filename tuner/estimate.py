@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.catalog import read_catalog
-from tuner.models.pull import find_pulled
+from tuner.models.resolve import find_model
 from tuner.records import Prompt, StageKind
 from tuner.search_space import SearchSpace
 from tuner.settings import Settings
@@ -51,12 +51,14 @@ class PlannedModel:
 
     Attributes:
         is_here: Nothing has to be fetched.
+        is_ready: Nothing has to be converted either.
         download_bytes: None where the size is not known before it is fetched.
         disk_bytes: Likewise, of what is kept.
     """
 
     name: str
     is_here: bool
+    is_ready: bool
     download_bytes: int | None
     disk_bytes: int | None
 
@@ -68,6 +70,8 @@ class PlanDescription:
     Attributes:
         configurations: In the space, the baseline among them.
         max_trials: Measured at most, the baseline among them.
+        study: Its name; None while models have to be fetched or converted, as the name depends on their content.
+        notices: What a person should know before it starts; likewise.
         seconds: All stages together, by a rule of thumb for plain machines; fetching and installing not counted.
     """
 
@@ -77,6 +81,8 @@ class PlanDescription:
     max_trials: int
     stages: tuple[PlannedStage, ...]
     models: tuple[PlannedModel, ...]
+    study: str | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -114,16 +120,14 @@ def describe_search(
 
 
 def _planned_model(name: str, settings: Settings) -> PlannedModel:
-    entry = read_catalog().find(name)
-    if entry is None:
-        folder = Path(name).expanduser()
-        size = _size(folder)
-        return PlannedModel(name=name, is_here=folder.exists(), download_bytes=None, disk_bytes=size)
+    entry, place = read_catalog().find(name), find_model(name, settings=settings)
+    here = None if place is None else _size(place)
     return PlannedModel(
         name=name,
-        is_here=find_pulled(entry, settings) is not None,
-        download_bytes=entry.download_bytes,
-        disk_bytes=entry.disk_bytes or entry.download_bytes,
+        is_here=place is not None,
+        is_ready=place is not None and place.is_dir(),
+        download_bytes=None if entry is None else entry.download_bytes,
+        disk_bytes=here if entry is None else entry.disk_bytes or entry.download_bytes,
     )
 
 

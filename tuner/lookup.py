@@ -36,6 +36,8 @@ def find_file(kind: Kind, reference: str | Path) -> Path:
         return shipped_folder(kind) / f"{name}.yaml"
     if path.is_file():
         return path
+    if path.is_dir() and name:
+        raise NotFoundError(f"{path} is a folder", f"give a file in it, or one of: {', '.join(shipped_names(kind))}")
     what = kind.replace("_", " ").removesuffix("s")
     if path.suffix or path.name != name:
         raise NotFoundError(f"no such {what} file: {path}", f"shipped: {', '.join(shipped_names(kind))}")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import platformdirs
 
+from tuner.errors import ConfigurationError
+
 CACHE_VARIABLE = "TUNER_CACHE"
 STORAGE_VARIABLE = "TUNER_STORAGE"
 MODELS_VARIABLE = "TUNER_MODELS"
@@ -54,7 +56,12 @@ def read_settings(
         storage_url: Option of that name.
         models_dir: Option of that name.
         default_target: Option of that name.
+
+    Raises:
+        ConfigurationError: The option for the database is empty.
     """
+    if storage_url is not None and not storage_url.strip():
+        raise ConfigurationError("--storage is empty", "give a value, or leave the option out")
     stated = os.environ if env is None else env
     cache = cache_dir or stated.get(CACHE_VARIABLE) or platformdirs.user_cache_path("tuner")
     models = models_dir or stated.get(MODELS_VARIABLE) or None

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Protocol
 
-from tuner.errors import NotFoundError, StorageError, StudyMismatchError
+from tuner.errors import ConfigurationError, NotFoundError, StorageError, StudyMismatchError
 from tuner.records import StageKind
 from tuner.speculation import Speculation, content_key
 
@@ -134,7 +134,7 @@ class TrialStore(Protocol):
 
         Raises:
             StudyMismatchError: A study of that name exists with another spec; names what differs.
-            StorageError: The name is empty or longer than 512 characters.
+            ConfigurationError: The name is empty, too long or not printable.
         """
         ...
 
@@ -198,15 +198,20 @@ MAX_NAME_LENGTH = 512
 
 
 def check_study_name(name: str) -> None:
-    """Refuse names that some database would not take.
+    """Refuse names that some database would not take, or that would break the line they are printed in.
 
     Raises:
-        StorageError: Empty, or longer than 512 characters.
+        ConfigurationError: Empty, longer than 512 characters, or with a character that cannot be printed.
     """
     if not name.strip():
-        raise StorageError("the study name is empty", "give --name a few letters")
+        raise ConfigurationError("the study name is empty", "give --name a few letters")
+    if not name.isprintable():
+        raise ConfigurationError(
+            f"the study name {name[:80]!a} holds a line break or another character that cannot be printed",
+            "give --name in letters that can be seen",
+        )
     if len(name) > MAX_NAME_LENGTH:
-        raise StorageError(
+        raise ConfigurationError(
             f"the study name has {len(name)} characters, the limit is {MAX_NAME_LENGTH}", "give a shorter --name"
         )
 

@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, create_trial
 from optuna.trial import TrialState as OptunaState
 
-from tuner.errors import StorageError
+from tuner.errors import StorageError, StudyMismatchError
 from tuner.objective import Objective
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, Speculation
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 DRAFT = "draft"
 TOKENS = "num_speculative_tokens"  # what the dashboard shows, so it has the name that people know
+DRAFT_ATTRIBUTE = "draft:"
 CONSTRAINT = "cannot_run"
 PENALTY_FACTOR = 2.0
 """A configuration that cannot run is told no better than twice the baseline. Much more would wreck a GP's scaling."""
@@ -80,20 +81,22 @@ class TrialLedger:
         objectives: Sequence[Objective],
         sampler: BaseSampler,
     ) -> Self:
-        """Create the study, or open the one of that name."""
+        """Create the study, or open the one of that name.
+
+        Raises:
+            StudyMismatchError: Another program made an Optuna study of that name in the same database.
+        """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        directions = [objective.direction for objective in objectives]
         study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            load_if_exists=True,
-            directions=[objective.direction for objective in objectives],
-            sampler=sampler,
+            storage=storage, study_name=name, load_if_exists=True, directions=directions, sampler=sampler
         )
+        _refuse_foreign(study, directions)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names([objective.name for objective in objectives])
         for draft in space.drafts:  # the table behind the short ids
-            study.set_user_attr(f"draft:{draft.name}", draft.model_dump(mode="json"))
+            study.set_user_attr(f"{DRAFT_ATTRIBUTE}{draft.name}", draft.model_dump(mode="json"))
         return cls(study, space, objectives)
 
     def enqueue(self, speculation: Speculation, predicted: Mapping[str, float] | None = None) -> None:
@@ -198,6 +201,18 @@ class TrialLedger:
             values=self._values(row) if state is OptunaState.COMPLETE else None,
             user_attrs=_attributes(row),
             system_attrs={f"constraints:{CONSTRAINT}": violated, "constraints": [violated]},
+        )
+
+
+def _refuse_foreign(study: optuna.Study, directions: Sequence[str]) -> None:
+    """Refuse an Optuna study that the tuner did not make: its trials would be taken for ours."""
+    found = [direction.name.lower() for direction in study.directions]
+    is_ours = any(name.startswith(DRAFT_ATTRIBUTE) for name in study.user_attrs)
+    if found != list(directions) or (study.get_trials(deepcopy=False) and not is_ours):
+        raise StudyMismatchError(
+            f"this database holds an Optuna study named {study.study_name!r} that is not this search's: "
+            f"it would {', '.join(found)} {len(found)} values",
+            "give another --name, or another --storage",
         )
 
 

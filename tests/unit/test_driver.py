@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import optuna
 import pytest
@@ -11,15 +12,17 @@ from optuna.trial import TrialState as OptunaState
 
 from tests.support.observed import prompts
 from tests.support.simulated import SimulatedEngine, World
+from tuner.api import SearchOptions, run_search
 from tuner.decide import Verdict
 from tuner.dispatch import InlineDispatcher, StageStatus
 from tuner.driver import MAX_ATTEMPTS, Search, SearchResult
 from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
-from tuner.objective import DEFAULT_OBJECTIVES
+from tuner.objective import DEFAULT_OBJECTIVES, parse_objectives
 from tuner.plan import SearchPlan
 from tuner.records import StageKind
 from tuner.samplers import make_sampler
 from tuner.search_space import Draft, DraftTokens, SearchSpace
+from tuner.settings import read_settings
 from tuner.speculation import NO_SPECULATION, Method
 from tuner.store import MemoryStore, TrialState, TrialStore
 from tuner.study import TrialLedger, distributions
@@ -306,3 +309,35 @@ def test_the_front_holds_the_baseline_and_marks_what_was_only_predicted(bench: B
     assert all((entry.trial_number is not None) == entry.is_measured for entry in front)
     latencies = [entry.values["e2e_ms"] for entry in front]
     assert latencies == sorted(latencies)
+
+
+def test_other_settings_under_the_same_name_change_nothing_in_optuna(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tuner.api.open_optuna_storage", lambda _url: bench.optuna_storage)
+    settings = read_settings({}, storage_url=f"sqlite:///{tmp_path / 'studies.sqlite'}", cache_dir=tmp_path)
+
+    def search(plan: SearchPlan) -> None:
+        monkeypatch.setattr("tuner.api.plan_search", lambda _options, _settings: plan)
+        run_search(SearchOptions(workload="any", dispatch="inline"), settings=settings)
+
+    search(a_plan(max_trials=1))
+    before = optuna.load_study(study_name="study", storage=bench.optuna_storage)
+    for objectives in (["ttft_ms"], ["ttft_ms", "memory"], ["output_tokens_per_s", "waste"]):
+        with pytest.raises(StudyMismatchError, match="objectives: stored"):
+            search(a_plan(max_trials=1, objectives=parse_objectives(objectives)))
+    after = optuna.load_study(study_name="study", storage=bench.optuna_storage)
+    assert after.metric_names == before.metric_names == ["e2e_ms", "waste"]
+    assert after.user_attrs == before.user_attrs
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"], ["minimize", "minimize"]])
+def test_an_optuna_study_of_another_program_is_left_alone(bench: Bench, directions: list[str]) -> None:
+    theirs = optuna.create_study(storage=bench.optuna_storage, study_name="study", directions=directions)
+    theirs.add_trial(optuna.trial.create_trial(values=[1.0] * len(directions)))
+    with pytest.raises(StudyMismatchError, match="not this search's"):
+        bench.run(a_plan())
+    kept = optuna.load_study(study_name="study", storage=bench.optuna_storage)
+    assert kept.user_attrs == {}
+    assert kept.metric_names is None
+    assert len(kept.get_trials()) == 1

@@ -36,6 +36,29 @@ def resolve_model(reference: str, *, settings: Settings, report: Report | None =
         return _resolve(reference, settings, shown)
 
 
+def find_model(reference: str, *, settings: Settings) -> Path | None:
+    """The folder or GGUF file that a reference stands for; None where it would have to be fetched.
+
+    Raises:
+        ModelError: It is nothing that could be fetched, or the folder holds no model.
+    """
+    entry = read_catalog().find(reference)
+    if entry is not None:
+        from tuner.models.pull import find_pulled
+
+        return find_pulled(entry, settings)
+    path = Path(reference).expanduser()
+    if path.is_file():
+        return _gguf_file(path)
+    if path.is_dir():
+        return _from_folder(path)
+    if not _is_hub_id(reference):
+        raise _no_such_model(reference)
+    from tuner.models.hub import find_in_hub_cache
+
+    return find_in_hub_cache(reference)
+
+
 def resolve_models(references: Iterable[str], *, settings: Settings, report: Report | None = None) -> dict[str, Path]:
     """The folder of each reference. Access to all hub models is asked for before any of them is fetched.
 
@@ -63,27 +86,31 @@ def _resolve(reference: str, settings: Settings, report: Report) -> Path:
         return pull(reference, settings=settings, report=report).absolute()
     path = Path(reference).expanduser()
     if path.is_file():
-        return _from_file(path, settings, report)
+        from tuner.models.gguf import convert_gguf
+
+        return convert_gguf(_gguf_file(path), settings.cache_dir, report).absolute()
     if path.is_dir():
         return _from_folder(path)
     if _is_hub_id(reference):
         from tuner.models.hub import fetch_from_hub
 
         return fetch_from_hub(reference)
+    raise _no_such_model(reference)
+
+
+def _no_such_model(reference: str) -> ModelError:
     if _looks_like_path(reference):
-        raise ModelError(f"no model at {path.absolute()}", "check the path")
-    raise ModelError(
-        f"no model named {reference!r}",
-        f"{did_you_mean(reference, read_catalog().names)} (or give a folder, a GGUF file, or owner/name on the hub)",
+        return ModelError(f"no model at {Path(reference).expanduser().absolute()}", "check the path")
+    near = did_you_mean(reference, read_catalog().names)
+    return ModelError(
+        f"no model named {reference!r}", f"{near} (or give a folder, a GGUF file, or owner/name on the hub)"
     )
 
 
-def _from_file(path: Path, settings: Settings, report: Report) -> Path:
+def _gguf_file(path: Path) -> Path:
     if path.suffix.lower() != GGUF_SUFFIX:
         raise ModelError(f"{path} is no model", "give a folder in Hugging Face format, or a .gguf file")
-    from tuner.models.gguf import convert_gguf
-
-    return convert_gguf(path, settings.cache_dir, report).absolute()
+    return path
 
 
 def _from_folder(path: Path) -> Path:

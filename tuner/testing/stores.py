@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tuner.errors import NotFoundError, StorageError, StudyMismatchError
+from tuner.errors import ConfigurationError, NotFoundError, StorageError, StudyMismatchError
 from tuner.records import StageKind
 from tuner.speculation import Method, Speculation
 from tuner.store import (
@@ -132,7 +132,7 @@ class TrialStoreContract:
 
     @pytest.mark.parametrize("name", ["", " ", "\n"])
     def test_an_empty_name_is_refused(self, store: TrialStore, name: str) -> None:
-        with pytest.raises(StorageError, match="name is empty"):
+        with pytest.raises(ConfigurationError, match="name is empty"):
             store.add_study(a_study(name))
 
     def test_a_name_of_the_greatest_length_is_kept(self, store: TrialStore) -> None:
@@ -141,12 +141,17 @@ class TrialStoreContract:
         assert store.study(name).name == name
 
     def test_a_longer_name_is_refused_with_the_limit(self, store: TrialStore) -> None:
-        with pytest.raises(StorageError, match=r"600 characters, the limit is 512"):
+        with pytest.raises(ConfigurationError, match=r"600 characters, the limit is 512"):
             store.add_study(a_study("n" * 600))
         assert store.studies() == ()
 
+    @pytest.mark.parametrize("name", ["two\nlines", "a\x00b", "tab\there", "\udcff"])
+    def test_a_name_that_cannot_be_printed_on_one_line_is_refused(self, store: TrialStore, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="cannot be printed"):
+            store.add_study(a_study(name))
+
     def test_a_refused_study_is_not_kept(self, store: TrialStore) -> None:
-        with pytest.raises(StorageError):
+        with pytest.raises(ConfigurationError):
             store.add_study(a_study(""))
         assert store.studies() == ()
 

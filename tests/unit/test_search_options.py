@@ -1,0 +1,140 @@
+"""What is refused, or said, before a search spends anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import RunCli, run_main
+from tests.support.tiny_models import write_model, write_perturbed
+
+MORE_THAN_THERE_ARE = str((os.cpu_count() or 1) + 1)
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> RunCli:
+    monkeypatch.delenv("TUNER_DEBUG", raising=False)
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNER_STORAGE", f"sqlite:///{tmp_path / 'studies.sqlite'}")
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: run_main(monkeypatch, capsys, *arguments)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A target with a context of 512 tokens, a draft, a draft with another tokenizer, and three prompts."""
+    target = write_model(tmp_path / "target")
+    write_perturbed(tmp_path / "draft", target, noise=0.1)
+    other = write_perturbed(tmp_path / "other", target, noise=0.1)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    prompts = ["one", "two", "long " * 200]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"prompt": text, "raw": True}) + "\n" for text in prompts))
+    return tmp_path
+
+
+@pytest.mark.parametrize("plan", [(), ("--plan",)])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", "-1", "--seed is -1"),
+        ("--seed", str(2**32), "--seed is 4294967296"),
+        ("--stage-deadline", "nan", "--stage-deadline is nan"),
+        ("--stage-deadline", "inf", "--stage-deadline is inf"),
+        ("--stage-deadline", "0", "--stage-deadline is 0.0"),
+        ("--margin", "nan", "--margin is nan"),
+        ("--threads", "0", "--threads is 0"),
+        ("--threads", MORE_THAN_THERE_ARE, f"--threads is {MORE_THAN_THERE_ARE}"),
+        ("--target", "", "--target is empty"),
+        ("--prompts", " ", "--prompts is empty"),
+        ("--storage", "", "--storage is empty"),
+        ("--ray-address", "", "--ray-address is empty"),
+        ("--name", "", "the study name is empty"),
+        ("--name", "two\nlines", "cannot be printed"),
+        ("--name", "n" * 600, "600 characters, the limit is 512"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(
+    tuner: RunCli, tmp_path: Path, plan: tuple[str, ...], option: str, value: str, said: str
+) -> None:
+    ended = tuner("search", "-w", "code-gen", option, value, *plan)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in ended.stderr
+    assert "hint: " in ended.stderr
+    assert not (tmp_path / "studies.sqlite").exists()
+
+
+def test_an_address_of_another_ray_may_have_more_threads_than_this_machine(tuner: RunCli) -> None:
+    options = ("--threads", MORE_THAN_THERE_ARE, "--ray-address", "host:6379")
+    assert tuner("search", "-w", "code-gen", "--target", "acme/none", *options, "--plan").exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["studies", "show", "best", "export"])
+def test_an_empty_address_of_the_database_is_not_taken_for_ones_own(tuner: RunCli, command: str) -> None:
+    ended = tuner(command, "--storage", "")
+    assert ended.exit_code == 2
+    assert "--storage is empty" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["studies", "show", "best", "export"])
+def test_a_misspelt_database_is_not_created_by_looking_at_it(tuner: RunCli, tmp_path: Path, command: str) -> None:
+    ended = tuner(command, "--storage", f"sqlite:///{tmp_path / 'typo.sqlite'}")
+    assert ended.exit_code == 4
+    assert "there is no database at" in ended.stderr
+    assert not (tmp_path / "typo.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("./nothing", "no model at"),
+        ("SmolLM2-136M", "no model named 'SmolLM2-136M'"),
+        ("mine.jsonl", "mine.jsonl is no model"),
+        (".", "has no config.json"),
+    ],
+)
+def test_a_plan_refuses_a_model_that_is_none(tuner: RunCli, project: Path, target: str, said: str) -> None:
+    ended = tuner("search", "-w", "mine.jsonl", "--target", target, "--draft", "ngram", "--plan")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in ended.stderr
+
+
+def test_a_plan_with_all_models_here_refuses_what_the_search_would_refuse(tuner: RunCli, project: Path) -> None:
+    plan = ("search", "-w", "mine.jsonl", "--target", "./target", "--plan")
+    other = tuner(*plan, "--draft", "./other")
+    assert other.exit_code == 2
+    assert "does not share the tokenizer" in other.stderr
+    weights = tuner(*plan, "--draft", "ngram", "--weight-format", "fp99")
+    assert weights.exit_code == 3
+    assert "fp99" in weights.stderr
+
+
+def test_a_plan_with_all_models_here_names_the_study_and_counts_prompts_that_do_not_fit(
+    tuner: RunCli, project: Path
+) -> None:
+    plan = ("search", "-w", "mine.jsonl", "--target", "./target", "--draft", "./draft", "--plan")
+    document = json.loads(tuner(*plan, "--json").stdout)
+    assert document["study"].startswith("mine-")
+    assert document["notices"] == ["prompts longer than the target's context are left out: 1 (mine-3)"]
+    shown = tuner(*plan).stdout
+    assert f"study {document['study']}\n" in shown
+    assert "note: prompts longer" in shown
+
+
+def test_a_plan_whose_models_are_not_here_fetches_nothing_and_names_no_study(tuner: RunCli, project: Path) -> None:
+    plan = ("search", "-w", "mine.jsonl", "--target", "acme/none", "--draft", "ngram", "--plan", "--json")
+    document = json.loads(tuner(*plan).stdout)
+    assert document["study"] is None
+    assert [(model["name"], model["is_here"]) for model in document["models"]] == [("acme/none", False)]
+
+
+def test_a_folder_given_for_a_file_is_called_a_folder(tuner: RunCli, project: Path) -> None:
+    for option in ("--workload", "--space", "--prompts"):
+        ended = tuner("search", "-w", "mine.jsonl", option, "./target", "--plan")
+        assert ended.exit_code == 2
+        assert "target is a folder" in ended.stderr
