@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +22,9 @@ from tuner.store import StudyRecord, TrialRecord, TrialState
 ABSENT = "–"
 """A figure that does not exist, such as the acceptance rate of no speculation."""
 
-WIDE = 112
-"""Characters that the table takes with whole words in its titles."""
+WIDE = 120
+"""Characters of a table in files and pipes, where nothing says how wide it may be."""
+_UNLIMITED = 1000
 
 _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run", TrialState.LOST: "lost"}
 
@@ -31,33 +35,65 @@ _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run"
 def trial_table(result: StudyResult, width: int = WIDE) -> Table:
     """One row per configuration that was tried, the recommended one marked; repeats are left out.
 
-    Below ``WIDE`` characters titles are shorter and intervals stand below their estimates; no column is dropped.
+    Where ``width`` is too small for it titles are shorter and intervals stand below their estimates, then long names
+    are folded, and at last columns are left out, which the caption says.
     """
-    is_wide = width >= WIDE
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1 if is_wide else 0, 0, 1))
-    for wide, narrow, justify in _COLUMNS:
-        title, no_wrap = (wide if is_wide else narrow), wide != "configuration"
-        table.add_column(title, justify=justify, no_wrap=no_wrap, overflow="fold", vertical="bottom")
+    *others, last = (_trial_table(result, layout) for layout in _LAYOUTS)
+    console = Console(width=_UNLIMITED)
+    return next((table for table in others if console.measure(table).maximum <= width), last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """How much room a table takes: whole titles, the longest name in one line, and columns left out."""
+
+    is_wide: bool = False
+    name_width: int = 40
+    left_out: tuple[str, ...] = ()
+
+
+_LAYOUTS = (
+    _Layout(is_wide=True),
+    _Layout(),
+    _Layout(name_width=14),
+    _Layout(name_width=8),
+    _Layout(name_width=8, left_out=("predicted",)),
+    _Layout(name_width=8, left_out=("predicted", "waste")),
+    _Layout(name_width=8, left_out=("predicted", "waste", "length")),
+)
+
+# Short name, title in a wide and in a narrow table, justification.
+_COLUMNS: tuple[tuple[str, str, str, Literal["left", "right"]], ...] = (
+    ("number", "#", "#", "right"),
+    ("name", "configuration", "draft", "left"),
+    ("drafted", "drafted\ntokens", "draft\ntokens", "right"),
+    ("rate", "acceptance\nrate", "accept.\nrate", "right"),
+    ("length", "mean\nacceptance\nlength", "mean\naccept.\nlength", "right"),
+    ("tpot", "TPOT\nms", "TPOT\nms", "right"),
+    ("speedup", "speed-up\n(95 % interval)", "speed-up\n(95 %)", "right"),
+    ("predicted", "predicted\nspeed-up", "pre-\ndicted", "right"),
+    ("waste", "waste\nper\ntoken", "waste", "right"),
+    ("identical", "identical\noutputs", "same\noutput", "right"),
+)
+
+
+def _trial_table(result: StudyResult, layout: _Layout) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1 if layout.is_wide else 0))
+    shown = [index for index, column in enumerate(_COLUMNS) if column[0] not in layout.left_out]
+    for name, wide, narrow, justify in (_COLUMNS[index] for index in shown):
+        room = layout.name_width if name == "name" else None
+        title = wide if layout.is_wide else narrow
+        table.add_column(
+            title, justify=justify, max_width=room, no_wrap=room is None, overflow="fold", vertical="bottom"
+        )
     chosen = None if result.recommended is None else result.recommended.number
     for trial in result.trials:
         if trial.duplicate_of is None:
-            cells = _row(trial, is_wide=is_wide)
-            table.add_row(*cells, style="bold green" if trial.number == chosen else "")
+            cells = _row(trial, is_wide=layout.is_wide)
+            table.add_row(*(cells[index] for index in shown), style="bold green" if trial.number == chosen else "")
+    if layout.left_out:
+        table.caption = f"no room for: {', '.join(layout.left_out)}; --json has all"
     return table
-
-
-_COLUMNS: tuple[tuple[str, str, Literal["left", "right"]], ...] = (
-    ("#", "#", "right"),
-    ("configuration", "draft", "left"),
-    ("drafted\ntokens", "draft\ntokens", "right"),
-    ("acceptance\nrate", "accept.\nrate", "right"),
-    ("mean\nacceptance\nlength", "mean\naccept.\nlength", "right"),
-    ("TPOT\nms", "TPOT\nms", "right"),
-    ("speed-up\n(95 % interval)", "speed-up\n(95 %)", "right"),
-    ("predicted\nspeed-up", "pre-\ndicted", "right"),
-    ("wasted per\noutput\ntoken", "waste", "right"),
-    ("identical\noutputs", "same\noutput", "right"),
-)
 
 
 def _row(trial: TrialRecord, *, is_wide: bool) -> tuple[str | Text, ...]:
@@ -123,7 +159,7 @@ def verdict_notes(result: StudyResult) -> tuple[str, ...]:
 
 def next_steps(result: StudyResult) -> tuple[str, ...]:
     """Commands that follow from the verdict."""
-    name = result.study.name
+    name = shlex.quote(result.study.name)
     if result.decision is None:
         return ()
     if result.decision.verdict is Verdict.RECOMMEND:
@@ -165,12 +201,15 @@ def plan_table(plan: PlanDescription) -> Table:
 
 def plan_sentences(plan: PlanDescription) -> tuple[str, ...]:
     """What a search would do, how long it would take, and what it would fetch and keep."""
+    study = () if plan.study is None else (f"study {plan.study}",)
     return (
+        *study,
         f"{plan.workload}: {plan.max_trials} of the {plan.configurations} configurations of {plan.space} would be "
         "measured at most, no speculation among them",
         f"about {duration(plan.seconds)} at most on a plain machine of two cores, models fetched beforehand",
         *(_model_sentence(model) for model in plan.models),
         f"to fetch: {size(plan.download_bytes)}, to keep on disk: {size(plan.disk_bytes)}",
+        *(f"note: {notice}" for notice in plan.notices),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 
-from tests.support.study_results import BASELINE, EAGLE, GOOD, a_decision, a_result, a_trial
+from tests.support.study_results import BASELINE, EAGLE, GOOD, AResult, a_decision, a_result, a_trial
 from tuner.decide import Verdict
 from tuner.documents import NO_VERDICT, result_document, verdict_sentence
 from tuner.report import (
@@ -69,6 +70,31 @@ def test_a_narrow_table_keeps_every_column_and_puts_intervals_below() -> None:
         "100",
         "%",
     ]
+
+
+def named(draft_name: str) -> AResult:
+    trial = a_trial(1, replace(EAGLE, draft_name=draft_name), metrics=GOOD.metrics, predicted=GOOD.predicted)
+    return a_result(trials=(BASELINE, trial))
+
+
+def test_where_whole_titles_have_no_room_a_long_name_still_stands_in_one_line() -> None:
+    assert "no speculation" in text_of(trial_table(named("shallow"), 120), 120)
+    long = text_of(trial_table(named("smollm2-135m-shallow"), 110), 110)
+    assert "smollm2-135m-shallow" in long
+    assert "no speculation" not in long
+
+
+def test_a_very_narrow_table_folds_names_and_says_which_columns_have_no_room() -> None:
+    text = text_of(trial_table(named("smollm2-135m-shallow"), 60), 60)
+    assert max(len(line) for line in text.splitlines()) <= 60
+    assert "1.10–1.20" in text
+    assert text.splitlines()[-1].strip() == "no room for: predicted, waste; --json has all"
+
+
+def test_commands_to_run_next_are_quoted_for_the_shell() -> None:
+    result = a_result()
+    odd = replace(result, study=replace(result.study, name="my study; rm x"))
+    assert next_steps(odd)[0].startswith("tuner export 'my study; rm x' ")
 
 
 def test_the_interval_of_tpot_is_shown_where_there_is_one() -> None:
