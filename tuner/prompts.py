@@ -20,7 +20,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +36,11 @@ CLASS_COLUMNS = ("class", "category")
 CAP_COLUMNS = ("max_output_tokens", "output_tokens", "max_tokens")
 DEFAULT_CLASS = "default"
 ROW_HINT = 'write one object a line, e.g. {"prompt": "Write a haiku."}'
+
+_SHOWN_BYTES = 4096
+_SHOWN_COLUMNS = 20
+_SHOWN_CHARACTERS = 40
+"""Of a line that is no prompt, in a message: its beginning, columns, and letters of a column's name."""
 
 # Columns by which other public formats are known. Their rows mean something else, so they are refused, not guessed at.
 OTHER_FORMATS = {
@@ -152,6 +157,8 @@ def _read_bytes(path: Path) -> bytes:
         raise WorkloadError(f"{path} cannot be read: {problem.strerror}", "check the file's permissions") from problem
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise WorkloadError(f"{path} is UTF-16, not UTF-8", "save it as UTF-8")
+    if b"\0" in data:
+        raise WorkloadError(f"{path} is not text: it holds zero bytes", ROW_HINT)
     return data.removeprefix(b"\xef\xbb\xbf")
 
 
@@ -193,10 +200,9 @@ def _refuse_other_files(path: Path, lines: list[tuple[int, bytes]]) -> None:
     if first == b"{" or first.startswith(b"["):
         raise WorkloadError(f"{path}:{number}: one JSON document, not one object a line (ShareGPT?)", ROW_HINT)
     if first[:1] not in b'{["' and b"," in first:
-        columns = next(csv.reader([first.decode("utf-8", errors="replace")]))
-        found = ", ".join(column.strip() for column in columns)
+        columns = next(csv.reader([first[:_SHOWN_BYTES].decode("utf-8", errors="replace")]))
         raise WorkloadError(
-            f"{path}:{number}: CSV (a BurstGPT trace?), not JSON Lines; columns found: {found}", ROW_HINT
+            f"{path}:{number}: CSV (a BurstGPT trace?), not JSON Lines; columns found: {_listed(columns)}", ROW_HINT
         )
 
 
@@ -206,7 +212,7 @@ def _refuse_other_formats(path: Path, number: int, row: dict[str, Any]) -> None:
     for name, layouts in OTHER_FORMATS.items():
         if any(layout <= row.keys() for layout in layouts):
             raise WorkloadError(
-                f"{path}:{number}: a row of the {name} format, which is not read; columns found: {', '.join(row)}",
+                f"{path}:{number}: a row of the {name} format, which is not read; columns found: {_listed(row)}",
                 ROW_HINT,
             )
 
@@ -214,8 +220,14 @@ def _refuse_other_formats(path: Path, number: int, row: dict[str, Any]) -> None:
 def _nothing_usable(path: Path, skipped: list[SkippedLine], columns: dict[str, None]) -> NoReturn:
     counts = [f"{count} × {reason}" for reason, count in reasons(tuple(skipped)).items()]
     what = "; ".join(counts) or "the file is empty or all its lines are blank"
-    found = f"; columns found: {', '.join(columns)}" if columns else ""
+    found = f"; columns found: {_listed(columns)}" if columns else ""
     raise WorkloadError(f"{path} holds no usable prompt: {what}{found}", ROW_HINT)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, however many there are and whatever they are made of."""
+    names = [name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}…" for name in columns]
+    return ", ".join(names[:_SHOWN_COLUMNS]) + (" …" if len(names) > _SHOWN_COLUMNS else "") or "none"
 
 
 # --- rows to prompts --------------------------------------------------------------------------------------------
@@ -253,8 +265,7 @@ def _plain_text(row: dict[str, Any]) -> str:
     column = next((name for name in TEXT_COLUMNS if name in row), None)
     if column is None:
         near = [f"; {did_you_mean(name, PROMPT_COLUMNS)}" for name in row if nearest(name, PROMPT_COLUMNS)]
-        found = ", ".join(row) or "none"
-        raise _InvalidRowError("no prompt column", f"columns found: {found}{''.join(near[:1])}")
+        raise _InvalidRowError("no prompt column", f"columns found: {_listed(row)}{''.join(near[:1])}")
     text = _text(column, row[column])
     if column == "instruction" and row.get("input"):
         return f"{text}\n\n{_text('input', row['input'])}"

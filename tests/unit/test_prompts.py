@@ -290,3 +290,16 @@ def test_the_digest_depends_on_what_is_asked_and_not_on_the_file(tmp_path: Path)
 
     assert prompts_digest(one) == prompts_digest(two)
     assert prompts_digest(one) != prompts_digest(other)
+
+
+def test_a_file_that_is_not_text_is_named_and_not_shown(tmp_path: Path) -> None:
+    text = complaint(tmp_path, '\0\0{"F32": [0, 1]}, binary')
+    assert "is not text" in text
+    assert "F32" not in text
+
+
+def test_columns_are_listed_briefly_however_many_and_long_they_are(tmp_path: Path) -> None:
+    long_line = "a" * 200_000 + ",b" * 40
+    assert len(complaint(tmp_path, long_line)) < 1000
+    many = {f"column {number} {'x' * 100}": 1 for number in range(50)}
+    assert len(complaint(tmp_path, json.dumps(many))) < 2000
