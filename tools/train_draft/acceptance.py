@@ -63,7 +63,7 @@ def _rounds(accepted: list[int], k: int) -> tuple[int, int]:
     while position < len(accepted):
         position += min(accepted[position], k) + 1
         rounds += 1
-    return rounds, position
+    return rounds, min(position, len(accepted))
 
 
 def measure(draft: Draft, sequences: list[Sequence], depth: int, k: int = 3, size: int = 14) -> dict[str, Tally]:
