@@ -19,6 +19,9 @@ FEWEST_PROMPTS = 3
 FEW_PROMPTS = 40
 """Below this the t quantile is too short for skewed latencies, and the bootstrap's own is taken."""
 
+FEWEST_TO_RESAMPLE = 8
+"""Below this too few different resamples exist, and their quantiles run off to nothing or to thousands."""
+
 DOMINATING_SHARE = 0.1
 """A prompt that holds more of a sum than this decides the tails at any number of prompts."""
 
@@ -63,7 +66,7 @@ def ratio_interval(
 
     The delta method gives the standard error. From 40 prompts on, where none of them dominates, the quantiles are
     Student's t with n − 1 degrees of freedom; else those of the bootstrap-t over prompts, never narrower than
-    Student's. Where answers differ tenfold in length and gains by a third, the 95 % interval of 12 to 60 prompts
+    Student's. Fewer than eight prompts get Student's, which is for looking at, not for deciding. Where answers differ tenfold in length and gains by a third, the 95 % interval of 12 to 60 prompts
     was seen to cover 93–95 %, and the one-sided 99 % limit 98–99 %.
 
     Args:
@@ -83,7 +86,7 @@ def ratio_interval(
     ratio, error = float(ratios[0]), float(errors[0])
     quantiles = [float(stdtrit(n - 1, level)) for level in (0.025, 0.975, 0.01)]
     uneven = n < FEW_PROMPTS or _is_dominated(numerators, denominators)
-    resamples = skewed and uneven and error > SMALLEST_ERROR
+    resamples = skewed and uneven and n >= FEWEST_TO_RESAMPLE and error > SMALLEST_ERROR
     if resamples:
         tails = _bootstrap_quantiles(numerators, denominators, ratio, seed)
         farther = (min, max, min)

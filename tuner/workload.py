@@ -46,7 +46,7 @@ class QuickSample(BaseModel):
     model_config = _STRICT
 
     search_prompts: WholeNumber = Field(6, ge=1, le=100_000, description="prompts of the search, 1 or more")
-    certify_prompts: WholeNumber = Field(8, ge=1, le=100_000, description="prompts of the final comparison, 1 or more")
+    certify_prompts: WholeNumber = Field(10, ge=1, le=100_000, description="prompts of the final comparison, 1 or more")
     max_output_tokens: WholeNumber = Field(64, ge=1, le=131_072, description="cap of output tokens, 1 to 131072")
 
 
@@ -120,6 +120,16 @@ class Workload(_Limits):
     def certify_is_held_out(self) -> bool:
         """Whether there are enough prompts for a final comparison on prompts that the search has not seen."""
         return len(self.prompts) >= self.search_prompts + self.certify_prompts
+
+    @property
+    def reuse_notice(self) -> str | None:
+        """What a person should know where the final comparison is not held out; None where it is."""
+        if self.certify_is_held_out:
+            return None
+        return (
+            f"{len(self.prompts)} prompts, but {self.search_prompts + self.certify_prompts} are needed for a final "
+            "comparison on prompts that the search has not seen; some will be used twice"
+        )
 
     def search_sample(self) -> tuple[Prompt, ...]:
         """The prompts of the search: the classes in turn, each in file order."""

@@ -59,7 +59,7 @@ def test_a_shown_workload_has_its_values_in_effect_and_its_classes() -> None:
     shown = workloads_says("show", "number-sequences")
 
     assert "48: 24 for the search, 16 for the final comparison" in shown
-    assert "6 and 6, at most 64 output tokens" in shown
+    assert "6 and 10, at most 64 output tokens" in shown
     assert "greedy" in shown
     assert "countdown  8        yes                  numbers downwards" in shown
 
@@ -68,7 +68,7 @@ def test_a_shown_workload_as_json_has_every_setting() -> None:
     shown = json.loads(workloads_says("show", "open-prose", "--json", "--prompts"))
 
     assert shown["sampling"] == {"temperature": 0, "top_p": 1, "top_k": 0, "seed": 0}
-    assert shown["quick_sample"] == {"search_prompts": 6, "certify_prompts": 6, "max_output_tokens": 64}
+    assert shown["quick_sample"] == {"search_prompts": 6, "certify_prompts": 10, "max_output_tokens": 64}
     assert shown["class_counts"]["story"] == 8
     assert len(shown["prompts"]) == shown["num_prompts"] == 48
     assert "prompts" not in json.loads(workloads_says("show", "open-prose", "--json"))

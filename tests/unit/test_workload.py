@@ -75,7 +75,7 @@ def test_what_a_workload_file_says_is_in_effect(tmp_path: Path) -> None:
         ("slo: {tpot_ms: 0, reason: because}\n", "mine.yaml:5: slo.tpot_ms: should be greater than 0, found 0"),
         ("sampling: {temprature: 1}\n", "mine.yaml:5: sampling.temprature is not a known key"),
         ("sampling: {top_p: 0}\n", "mine.yaml:5: sampling.top_p: should be greater than 0, found 0"),
-        ("concurrency: 1.5\n", "mine.yaml:5: concurrency: should be a valid integer, got a number with a fractional"),
+        ("concurrency: 1.5\n", "mine.yaml:5: concurrency: should be a whole number, found 1.5"),
         ("classes: {a: {}}\n", "mine.yaml:5: classes.a.description is missing"),
         ("quick: {max_tokens: 3}\n", "mine.yaml:5: quick.max_tokens is not a known key"),
     ],
@@ -172,7 +172,7 @@ def test_quick_keeps_the_prompts_and_takes_fewer_and_shorter_ones() -> None:
     quick = workload.quick()
 
     assert ids(quick.search_sample()) == "0 1 2 3 4 5"
-    assert ids(quick.certify_sample()) == "6 7 8 9 10 11 12 13"
+    assert ids(quick.certify_sample()) == "6 7 8 9 10 11 12 13 14 15"
     assert quick.max_output_tokens == 64
     assert quick.prompts == workload.prompts
     assert workload.max_output_tokens == 96
