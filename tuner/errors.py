@@ -22,6 +22,8 @@
     │   ├── StageTimeoutError
     │   └── WorkerLostError
     └── DownloadError                   6   a model could not be fetched
+
+``docs/errors.md`` says what to do about each.
 """
 
 from __future__ import annotations
