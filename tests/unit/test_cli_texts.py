@@ -16,7 +16,9 @@ import pytest
 from tests.support.cli import RunCli, Said, commands, run_main
 from tuner.cli import main as cli_main
 from tuner.errors import OutOfDeviceMemoryError
+from tuner.objective import OBJECTIVES
 from tuner.redact import hide_passwords
+from tuner.samplers import SAMPLER_NAMES
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ROOT / "tests" / "data" / "cli"
@@ -60,6 +62,12 @@ def test_every_command_is_documented() -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     missing = [words for words in COMMANDS if words and f"`tuner {' '.join(words)}" not in text]
     assert missing == []
+
+
+def test_the_help_of_a_search_names_every_sampler_and_objective(tuner: RunCli) -> None:
+    words = {word.strip(".,;:") for word in tuner("search", "--help").stdout.split()}
+    objectives = {name.rpartition("_p")[0] if name.endswith(("p50", "p90", "p99")) else name for name in OBJECTIVES}
+    assert {*SAMPLER_NAMES, *objectives} <= words
 
 
 def test_every_option_of_a_search_is_documented(tuner: RunCli) -> None:

@@ -29,7 +29,7 @@ Storage = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-@app.command("upgrade")
+@app.command("upgrade", short_help="Create the tables, or bring older ones up to date.")
 def upgrade_database(storage: Storage = None, as_json: AsJson = False) -> None:
     """Create the tables, or bring older ones up to date; nothing is lost."""
     from tuner_storage import upgrade

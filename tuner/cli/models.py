@@ -26,11 +26,14 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Reference = Annotated[
-    str, typer.Argument(help="Name of the catalogue, folder, GGUF file, or owner/name on the hub.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Name of the catalogue, folder, GGUF file, or owner/name on the hub.", show_default=False
+    ),
 ]
 
 
-@app.command("list")
+@app.command("list", short_help="List the models that can be given by name.")
 def list_models(*, as_json: AsJson = False) -> None:
     """List the models that can be given by name, and which of them are on this machine."""
     from tuner.catalog import read_catalog
@@ -50,9 +53,9 @@ def list_models(*, as_json: AsJson = False) -> None:
     _print_table(("model", "role", "download", "licence", "here", "purpose"), rows)
 
 
-@app.command()
+@app.command(short_help="Fetch models, convert them and check their hashes.")
 def pull(
-    names: Annotated[list[str], typer.Argument(help="Names of the catalogue.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of the catalogue.", show_default=False)],
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +76,7 @@ def pull(
         typer.echo(folder)
 
 
-@app.command()
+@app.command(short_help="Show what is known of a model.")
 def show(reference: Reference, *, as_json: AsJson = False) -> None:
     """Show what is known of a model: licence, sources, dimensions, and where the weights on this machine came from.
 
@@ -93,11 +96,13 @@ def show(reference: Reference, *, as_json: AsJson = False) -> None:
     _print_table(("", reference), ((name, _shown(value)) for name, value in facts.items() if value is not None))
 
 
-@app.command()
+@app.command(short_help="Check a model, and that a draft fits it.")
 def check(
     target: Reference,
     *,
-    draft: Annotated[str | None, typer.Option(help="Also check that this draft fits the target.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Also check that this draft fits the target.")
+    ] = None,
     config_only: Annotated[bool, typer.Option("--config-only", help="Do not ask for weights.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -26,9 +26,17 @@ Space = Annotated[str, typer.Option("--space", metavar="NAME|FILE", help="Shippe
 Quick = Annotated[bool, typer.Option("--quick", help="A small sample and fewer configurations; may stay undecided.")]
 Objectives = Annotated[
     list[str] | None,
-    typer.Option("--objective", metavar="NAME", help="What to optimise; repeatable. Default: e2e_ms and waste."),
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="What to optimise, repeatable: ttft_ms, tpot_ms or e2e_ms, each also with _p50, _p90 or _p99; waste; "
+        "memory; output_tokens_per_s. Default: e2e_ms and waste.",
+    ),
 ]
-Sampler = Annotated[str, typer.Option("--sampler", metavar="NAME", help="How configurations are chosen.")]
+Sampler = Annotated[
+    str,
+    typer.Option("--sampler", metavar="NAME", help="How configurations are chosen: tpe, gp, nsga2, random or grid."),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the sampler.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="STUDY", help="Of the study; else made from the settings.")]
 Trials = Annotated[

@@ -47,7 +47,7 @@ def show_space(reference: Reference, as_json: AsJson = False) -> None:
     _print_space(space)
 
 
-@app.command("check")
+@app.command("check", short_help="Say what is wrong with a search-space file.")
 def check_space(reference: Reference, as_json: AsJson = False) -> None:
     """Read a search-space file, and say what is wrong with it or what would be tried."""
     from tuner.cli.output import print_json
