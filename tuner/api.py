@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.driver import Observer, Search, SearchResult, new_study
 from tuner.engines import load_engine
@@ -199,14 +201,27 @@ def search(workload: str, observer: Observer | None = None, **options: Any) -> S
         **options: The other fields of ``SearchOptions``.
 
     Raises:
-        ConfigurationError: An option that does not exist.
+        ConfigurationError: An option that does not exist, or a value of another type.
         TunerError: As ``plan_search`` and ``Search.run`` say.
     """
     known = SearchOptions.__dataclass_fields__
     for name in options:
         if name not in known:
             raise ConfigurationError(f"search() has no option {name!r}", did_you_mean(name, tuple(known)))
-    return run_search(SearchOptions(workload=workload, **options), observer)
+    return run_search(_typed({"workload": workload, **options}), observer)
+
+
+def _typed(options: Mapping[str, Any]) -> SearchOptions:
+    """The options with the types that they have on a command line; paths may be ``Path``."""
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
+    try:
+        return TypeAdapter(SearchOptions).validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name, reason = first["loc"][0], first["msg"].removeprefix("Input ")
+        raise ConfigurationError(
+            f"search(): {name} {reason}, found {first['input']!r}", "see help(tuner.api.SearchOptions)"
+        ) from error
 
 
 def _start_ray(options: SearchOptions) -> Dispatcher:
@@ -243,10 +258,10 @@ def _draft_models(space: SearchSpace) -> tuple[str, ...]:
 
 
 def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
-    if not fitted.left_out:
-        return ()
     names = ", ".join(fitted.left_out[:3]) + ("…" if len(fitted.left_out) > 3 else "")
-    return (f"prompts longer than the target's context are left out: {len(fitted.left_out)} ({names})",)
+    count = len(fitted.left_out)
+    left_out = f"prompts longer than the target's context are left out: {count} ({names})" if count else None
+    return tuple(notice for notice in (left_out, fitted.workload.reuse_notice) if notice is not None)
 
 
 def _sampler_name(text: str) -> SamplerName:

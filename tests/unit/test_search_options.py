@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.cli import RunCli, run_main
 from tests.support.tiny_models import write_model, write_perturbed
+from tuner.api import SearchOptions, search
+from tuner.errors import ConfigurationError
 
 MORE_THAN_THERE_ARE = str((os.cpu_count() or 1) + 1)
 
@@ -120,7 +123,9 @@ def test_a_plan_with_all_models_here_names_the_study_and_counts_prompts_that_do_
     plan = ("search", "-w", "mine.jsonl", "--target", "./target", "--draft", "./draft", "--plan")
     document = json.loads(tuner(*plan, "--json").stdout)
     assert document["study"].startswith("mine-")
-    assert document["notices"] == ["prompts longer than the target's context are left out: 1 (mine-3)"]
+    left_out, reused = document["notices"]
+    assert left_out == "prompts longer than the target's context are left out: 1 (mine-3)"
+    assert reused.startswith("2 prompts, but 40 are needed")
     shown = tuner(*plan).stdout
     assert f"study {document['study']}\n" in shown
     assert "note: prompts longer" in shown
@@ -138,3 +143,32 @@ def test_a_folder_given_for_a_file_is_called_a_folder(tuner: RunCli, project: Pa
         ended = tuner("search", "-w", "mine.jsonl", option, "./target", "--plan")
         assert ended.exit_code == 2
         assert "target is a folder" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_trials": "many"}, "max_trials should be a valid integer"),
+        ({"max_trials": 2.5}, "max_trials should be a valid integer"),
+        ({"seed": None}, "seed should be a valid integer"),
+        ({"drafts": "ngram"}, "drafts should be a valid tuple"),
+        ({"objectives": "ttft_ms"}, "objectives should be a valid tuple"),
+        ({"target": 3}, "target should be a valid string"),
+        ({"draft": ["ngram"]}, "search() has no option 'draft'"),
+    ],
+)
+def test_a_search_from_python_refuses_values_of_another_type(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        search("code-gen", **options)
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_search_from_python_takes_paths_and_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[SearchOptions] = []
+    monkeypatch.setattr("tuner.api.run_search", lambda options, _observer: asked.append(options))
+    search(str(tmp_path / "mine.jsonl"), target=tmp_path / "target", drafts=["ngram"], num_threads=1)
+    expected = SearchOptions(
+        workload=str(tmp_path / "mine.jsonl"), target=str(tmp_path / "target"), drafts=("ngram",), num_threads=1
+    )
+    assert asked == [expected]

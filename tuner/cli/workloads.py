@@ -40,7 +40,7 @@ def list_workloads(as_json: AsJson = False) -> None:
     _print_list(workloads)
 
 
-@app.command("show")
+@app.command("show", short_help="Show the values in effect, classes and prompts.")
 def show_workload(
     reference: Reference,
     prompts: Annotated[bool, typer.Option("--prompts", help="Show the text of every prompt too.")] = False,
@@ -60,7 +60,7 @@ def show_workload(
         _print_prompts(workload)
 
 
-@app.command("check")
+@app.command("check", short_help="Say what is wrong with a workload or prompt file.")
 def check_workload(reference: Reference, skip_invalid: SkipInvalid = False, as_json: AsJson = False) -> None:
     """Read a workload or prompt file, and say what is wrong with it or what would be used."""
     from tuner.cli.output import print_json
@@ -108,12 +108,8 @@ def _notices(workload: Workload) -> list[str]:
         counts = "; ".join(f"{count} × {reason}" for reason, count in _skipped(workload)["reasons"].items())
         lines = ", ".join(str(item.line) for item in workload.skipped[:20])
         notices.append(f"{len(workload.skipped)} lines skipped: {counts} (lines {lines})")
-    if not workload.certify_is_held_out:
-        needed = workload.search_prompts + workload.certify_prompts
-        notices.append(
-            f"{len(workload.prompts)} prompts, but {needed} are needed for a final comparison on prompts that the "
-            "search has not seen; some will be used twice"
-        )
+    if workload.reuse_notice is not None:
+        notices.append(workload.reuse_notice)
     empty = [name for name, count in _counts(workload).items() if not count]
     if empty:
         notices.append(f"classes without a prompt: {', '.join(empty)}")
