@@ -272,11 +272,13 @@ def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN) -> Deci
         if not trial.speculation.is_baseline and (gain := trial.metrics.get("speedup")) is not None
     ]
     if not gains:
-        return Decision(
-            verdict=Verdict.INCONCLUSIVE,
-            sentence="Inconclusive: no configuration with speculation could be measured.",
-            margin=margin,
+        was_measured = any(not trial.speculation.is_baseline for trial in measured)
+        reason = (
+            "too few answers to compare any configuration with no speculation"
+            if was_measured
+            else "no configuration with speculation could be measured"
         )
+        return Decision(verdict=Verdict.INCONCLUSIVE, sentence=f"Inconclusive: {reason}.", margin=margin)
     gain, best = max(gains, key=lambda pair: pair[0])
     return Decision(
         verdict=Verdict.DO_NOT_SPECULATE,

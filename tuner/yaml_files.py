@@ -206,10 +206,24 @@ def _problem(document: YamlDocument, model: type[BaseModel], place: KeyPath, ite
     return f"{where}: {reason}{shown}", hint or "edit this line"
 
 
+_WORDS_OF_PYTHON = (
+    (r"a valid dictionary(?: or instance of \w+)?", "a mapping, {key: value, …}"),
+    (r"a valid (?:list|tuple)", "a list, [value, …]"),
+    (r"a valid string", "text"),
+    (r"a valid integer(?:, got a number with a fractional part)?", "a whole number"),
+    (r"a valid number", "a number"),
+    (r"a valid boolean", "true or false"),
+    (r"(text|number|true or false), unable to (?:parse|interpret) .*", r"\1"),
+)
+
+
 def _reason(item: dict[str, Any]) -> str:
-    """Pydantic's reason without its own words for inputs and enums."""
+    """Pydantic's reason in a YAML writer's words: without Python's for inputs, enums and kinds of values."""
     reason = re.sub(r"^(?:Value error, |Input |String |Tuple )", "", str(item["msg"])).replace(" after validation", "")
-    return re.sub(r"<[^:>]+: ('[^']*')>", r"\1", reason)
+    reason = re.sub(r"<[^:>]+: ('[^']*')>", r"\1", reason)
+    for theirs, ours in _WORDS_OF_PYTHON:
+        reason = re.sub(theirs, ours, reason)
+    return reason
 
 
 def _dotted(location: KeyPath) -> str:

@@ -257,3 +257,9 @@ def test_when_nothing_could_be_measured_the_verdict_is_open():
     decision = no_winner([AnyTrial(NO_SPECULATION, {"speedup": 1.0})])
     assert decision.verdict is Verdict.INCONCLUSIVE
     assert "no configuration with speculation could be measured" in decision.sentence
+
+
+def test_when_too_little_was_answered_to_compare_the_verdict_says_so():
+    decision = no_winner([AnyTrial(NO_SPECULATION, {"speedup": 1.0}), AnyTrial(EAGLE, {"speedup": None})])
+    assert decision.verdict is Verdict.INCONCLUSIVE
+    assert "too few answers" in decision.sentence

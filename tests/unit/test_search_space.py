@@ -113,7 +113,11 @@ def test_both_ngram_lengths_are_explicit_after_reading(tmp_path: Path, written: 
             "",
         ),
         (NGRAM + "    prompt_lookup_max: 0\n", "my.yaml:7: drafts[0].prompt_lookup_max: should be greater", ""),
-        (NGRAM + "    prompt_lookup_max: four\n", "my.yaml:7: drafts[0].prompt_lookup_max: should be a valid int", ""),
+        (
+            NGRAM + "    prompt_lookup_max: four\n",
+            "my.yaml:7: drafts[0].prompt_lookup_max: should be a whole number",
+            "",
+        ),
         (NGRAM + "    model: x\n", "my.yaml:5: drafts[0]: method ngram has no model, but model is 'x'", ""),
         (NGRAM.replace("method: ngram", "method: eagle"), "my.yaml:5: drafts[0]: method eagle needs a model", ""),
         (

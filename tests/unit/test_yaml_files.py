@@ -138,8 +138,8 @@ def test_a_file_that_is_not_a_plain_mapping_says_where(
         ("nmae: x\nname: y\n", "my.yaml:1: nmae is not a known key", "did you mean 'name'?"),
         ("name: x\nzzz: y\n", "my.yaml:2: zzz is not a known key", "known: name, limits"),
         ("limits: []\n", "my.yaml:1: name is missing", "add 'name': its name"),
-        ("name: 3\n", "my.yaml:1: name: should be a valid string, found 3", "put it in quotes"),
-        ("name: x\nlimits: 4\n", "my.yaml:2: limits: should be a valid tuple, found 4", "its limits"),
+        ("name: 3\n", "my.yaml:1: name: should be text, found 3", "put it in quotes"),
+        ("name: x\nlimits: 4\n", "my.yaml:2: limits: should be a list, [value, …], found 4", "its limits"),
         (
             "name: x\nlimits:\n  - max_tokens: 0\n",
             "my.yaml:3: limits[0].max_tokens: should be greater than or equal to 1, found 0",
@@ -152,8 +152,7 @@ def test_a_file_that_is_not_a_plain_mapping_says_where(
         ),
         (
             "name: x\nlimits:\n  - max_tokens: many\n",
-            "my.yaml:3: limits[0].max_tokens: should be a valid integer, unable to parse string as an integer, "
-            "found 'many'",
+            "my.yaml:3: limits[0].max_tokens: should be a whole number, found 'many'",
             "most tokens, 1 or more",
         ),
         (
