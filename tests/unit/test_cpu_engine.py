@@ -225,3 +225,25 @@ def test_packed_formats_are_refused_where_fbgemm_is_missing(
         load(replace(config, weight_format=weight_format))
     with load(config) as loaded:
         assert loaded.environment()["weight_format"] == "fp32"
+
+
+def with_weights(folder: Path, value: float) -> EngineConfig:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return EngineConfig(target_model=str(folder), max_model_len=64, num_threads=1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, value: float) -> None:
+    config = with_weights(write_model(tmp_path / "broken"), value)
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj\.weight holds NaN or infinite values"):
+        load(config)
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="this build of PyTorch has no FBGEMM")
+def test_a_weight_beyond_half_precision_is_refused_and_fp32_takes_it(tmp_path: Path) -> None:
+    config = with_weights(write_model(tmp_path / "large"), 1e5)
+    with pytest.raises(UnsupportedConfigurationError, match="too large for weight_format 'fp16-packed'"):
+        load(replace(config, weight_format="fp16-packed"))
+    load(replace(config, weight_format="fp32")).close()

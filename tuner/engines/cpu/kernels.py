@@ -75,6 +75,11 @@ def _prepare_fp32(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def _prepare_fp16_packed(weight: Tensor, bias: Tensor | None) -> Linear:
+    largest = float(weight.abs().max())
+    if largest > torch.finfo(torch.float16).max:  # FBGEMM would cut it off and only warn
+        raise UnsupportedConfigurationError(
+            f"a weight of {largest:.3g} is too large for weight_format 'fp16-packed'", "set weight_format to 'fp32'"
+        )
     with _packing_for_fbgemm():
         packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
     multiply: Callable[[Tensor, object], Tensor] = torch.ops.quantized.linear_dynamic_fp16.default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,18 @@ class Weights:
         """The tensor of that name, a ``torch.Tensor`` in the type it was stored in.
 
         Raises:
-            ModelError: There is none.
+            ModelError: There is none, or it holds values that are no numbers: such a model answers the same token for
+                ever, which speculation predicts very well.
         """
+        import torch
+
         self.require([name])
         with safe_open(self._file_of[name], framework="pt") as file:
-            return file.get_tensor(name)
+            tensor = file.get_tensor(name)
+        # One pass without a copy: NaN and infinity survive in a sum, and fp32 holds the sum of any real weights.
+        if tensor.is_floating_point() and not math.isfinite(tensor.sum(dtype=torch.float32).item()):
+            raise ModelError(f"{self.folder}: {name} holds NaN or infinite values", "fetch or convert the model again")
+        return tensor
 
 
 def check_tensors(weights: Weights, config: ModelConfig) -> None:
