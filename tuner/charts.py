@@ -104,6 +104,7 @@ def _band(curve: DraftCurve, colour: str) -> list[go.Scatter]:
         go.Scatter(
             x=tokens + tokens[::-1],
             y=outline,
+            mode="lines",  # few points would be drawn as dots, like measurements
             fill="toself",
             fillcolor=_faded(colour),
             line={"width": 0},

@@ -34,6 +34,11 @@ def test_every_draft_has_its_prediction_measurements_and_certified_point() -> No
     assert sorted(traces()) == ["eagle, final comparison", "eagle, measured", "eagle, predicted", "ngram, measured"]
 
 
+def test_the_band_of_a_prediction_has_no_dots_that_look_like_measurements() -> None:
+    (band,) = [trace for trace in speed_figure(CHART).data if trace.fill == "toself"]
+    assert band.mode == "lines"
+
+
 def test_error_bars_reach_to_the_limits() -> None:
     bars = traces()["eagle, measured"].error_y
     assert bars.array == pytest.approx((0.15,))
