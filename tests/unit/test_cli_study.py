@@ -261,6 +261,9 @@ def test_ctrl_c_says_how_to_go_on(tuner: RunCli, monkeypatch: pytest.MonkeyPatch
     said = tuner("search", "--workload", "code-gen", *with_json)
     assert (said.exit_code, said.stdout) == (130, "")
     assert "the same command goes on from there" in said.stderr
+    if with_json:
+        error = json.loads(said.stderr.splitlines()[-1])["error"]
+        assert (error["type"], error["exit_code"]) == ("Interrupted", 130)
     assert "Traceback" not in said.stderr
 
 

@@ -196,3 +196,16 @@ def test_a_reader_that_goes_away_gets_no_traceback() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "storage")))}
     ended = subprocess.run(["sh", "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("{", "")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_ends_any_command_with_exit_code_130(
+    tuner: RunCli, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    def interrupted(**_settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tuner.settings.read_settings", interrupted)
+    said = tuner("studies", *form)
+    assert (said.exit_code, said.stdout) == (130, "")
+    assert "Traceback" not in said.stderr

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 INTERNAL_ERROR = 70
 """Exit code of a fault of our own: ``EX_SOFTWARE`` of sysexits.h."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Write one strict JSON document to stdout.
@@ -50,6 +53,14 @@ def report_internal_error(error: Exception, *, as_json: bool) -> None:
         _write_error(name, message, hint, INTERNAL_ERROR)
         return
     sys.stderr.write(f"internal error: {name}: {message} ({hint})\n")
+
+
+def report_interruption(what_now: str, *, as_json: bool) -> None:
+    """Say on stderr that Ctrl-C ended the command, and what that means for its work."""
+    if as_json:
+        _write_error("Interrupted", "interrupted", what_now, INTERRUPTED)
+        return
+    sys.stderr.write(f"interrupted; {what_now}\n")
 
 
 def is_usage_error(error: Exception) -> bool:

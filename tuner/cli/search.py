@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tuner.api import SearchOptions
     from tuner.driver import SearchResult
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT."""
-
 app = new_app()
 
 
@@ -80,18 +77,19 @@ def search(
     if plan:
         _show_plan(asked, as_json=as_json)
         return
-    _show_result(_run(asked), plot, as_json=as_json)
+    _show_result(_run(asked, as_json=as_json), plot, as_json=as_json)
 
 
-def _run(asked: SearchOptions) -> SearchResult:
+def _run(asked: SearchOptions, *, as_json: bool) -> SearchResult:
     from tuner.api import run_search
+    from tuner.cli.output import INTERRUPTED, report_interruption
     from tuner.cli.progress import observing
 
     try:
         with observing() as observer:
             return run_search(asked, observer)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; what was measured is kept, and the same command goes on from there\n")
+        report_interruption("what was measured is kept, and the same command goes on from there", as_json=as_json)
         raise typer.Exit(INTERRUPTED) from None
 
 
