@@ -66,8 +66,9 @@ def ratio_interval(
 
     The delta method gives the standard error. From 40 prompts on, where none of them dominates, the quantiles are
     Student's t with n − 1 degrees of freedom; else those of the bootstrap-t over prompts, never narrower than
-    Student's. Fewer than eight prompts get Student's, which is for looking at, not for deciding. Where answers differ tenfold in length and gains by a third, the 95 % interval of 12 to 60 prompts
-    was seen to cover 93–95 %, and the one-sided 99 % limit 98–99 %.
+    Student's. Fewer than eight prompts get Student's, which is for looking at, not for deciding. Where answers differ
+    tenfold in length and gains by a third, the 95 % interval of 12 to 60 prompts was seen to cover 93–95 %, and the
+    one-sided 99 % limit 98–99 %.
 
     Args:
         numerators: [prompts], positive.
