@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,18 +178,22 @@ def run_search(
     plan = plan_search(options, settings)
     url = options.storage or settings.storage_url
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
-        starting = pool.submit(_start_dispatcher, options)  # seconds of Ray's start beside the opening of the store
-        store = open_store(url)
-        stack.callback(store.close)
+        store = stack.enter_context(closing(open_store(url)))
         stack.enter_context(study_lock(store, plan.name))
         provenance = collect_provenance()
         store.add_study(new_study(plan, provenance))  # other settings are refused before Optuna's study is touched
+        pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        starting = pool.submit(_start_dispatcher, options)  # Ray takes seconds; Optuna opens its study meanwhile
+        stack.callback(_close_started, starting)
         sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
         storage = open_optuna_storage(optuna_url(url))
         ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
-        dispatcher = stack.enter_context(starting.result())
-        return Search(plan, store, ledger, dispatcher, observer, provenance).run()
+        return Search(plan, store, ledger, starting.result(), observer, provenance).run()
+
+
+def _close_started(starting: Future[Dispatcher]) -> None:
+    if starting.exception() is None:
+        starting.result().close()
 
 
 def search(workload: str, observer: Observer | None = None, **options: Any) -> SearchResult:

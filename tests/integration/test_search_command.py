@@ -74,7 +74,7 @@ def test_a_second_search_of_the_same_study_is_refused_while_the_first_runs(proje
             _, errors = second.communicate(timeout=WAIT_S)
         first.kill()
         first.communicate()
-    assert second.returncode == 4
+    assert second.returncode == 4, errors
     assert "tiny" in errors
     assert "Traceback" not in errors
 
