@@ -168,10 +168,20 @@ def speculative_config(speculation: Speculation) -> dict[str, Any]:
     return settings | {"model": speculation.draft_model}
 
 
+def own_format(draft_model: str | None) -> str | None:
+    """The draft's format where it is one of ours, which vLLM cannot serve; None for all others.
+
+    A name on a hub has no folder here and is vLLM's to judge.
+    """
+    if draft_model is None:
+        return None
+    model_type = str(read_json_if_there(Path(draft_model) / CONFIG).get("model_type", ""))
+    return model_type if model_type.startswith(OWN_DRAFT_PREFIX) else None
+
+
 def _refuse_own_format(speculation: Speculation) -> None:
-    """A name on a hub has no folder here and is vLLM's to judge."""
-    model_type = str(read_json_if_there(Path(speculation.draft_model or "") / CONFIG).get("model_type", ""))
-    if model_type.startswith(OWN_DRAFT_PREFIX):
+    model_type = own_format(speculation.draft_model)
+    if model_type is not None:
         raise UnsupportedConfigurationError(
             f"draft {speculation.draft_name!r} has the format {model_type!r}, which vLLM cannot serve: "
             "it runs in the cpu engine only",

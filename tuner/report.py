@@ -17,6 +17,7 @@ from tuner.charts import ChartPoint, DraftCurve, SpeedChart
 from tuner.decide import Verdict
 from tuner.documents import StudyResult, verdict_sentence
 from tuner.estimate import PlanDescription, PlannedModel
+from tuner.export import own_format
 from tuner.store import StudyRecord, TrialRecord, TrialState
 
 ABSENT = "–"
@@ -163,10 +164,17 @@ def next_steps(result: StudyResult) -> tuple[str, ...]:
     if result.decision is None:
         return ()
     if result.decision.verdict is Verdict.RECOMMEND:
-        return (f"tuner export {name} --format vllm --output vllm.yaml", f"tuner show {name}")
+        return (f"tuner export {name} {_export_options(result)}", f"tuner show {name}")
     if result.decision.verdict is Verdict.DO_NOT_SPECULATE:
         return (f"tuner show {name}", f"tuner export {name} --format json")
     return ("search again with more prompts: without --quick, or with your own --prompts", f"tuner show {name}")
+
+
+def _export_options(result: StudyResult) -> str:
+    """For vLLM where it can serve the recommended draft, else JSON."""
+    draft = None if result.recommended is None else result.recommended.speculation.draft_model
+    folder = None if draft is None else result.study.provenance.get("models", {}).get(draft)
+    return "--format vllm --output vllm.yaml" if own_format(folder) is None else "--format json --output tuned.json"
 
 
 def metric_table(trial: TrialRecord) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -166,3 +167,12 @@ def test_an_unfinished_trial_is_neither_measured_nor_failed() -> None:
     result = a_result(trials=(BASELINE, running))
     assert "unfinished" in text_of(trial_table(result), 120)
     assert reasons(result.trials) == ()
+
+
+def test_a_draft_that_vllm_cannot_serve_is_exported_as_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "tuner_eagle"}')
+    result = a_result()
+    assert result.recommended is not None
+    models = {str(result.recommended.speculation.draft_model): str(tmp_path)}
+    own = replace(result, study=replace(result.study, provenance={"models": models}))
+    assert next_steps(own)[0] == "tuner export code-gen-1a2b3c --format json --output tuned.json"
