@@ -59,7 +59,7 @@ def open_optuna_storage(url: str | None) -> BaseStorage:
     arguments = {"connect_args": {"timeout": 30}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         return RDBStorage(url, engine_kwargs=arguments)
-    except Exception as error:
+    except (optuna.exceptions.StorageInternalError, ImportError) as error:
         raise StorageError(f"Optuna cannot use the database: {type(error).__name__}", "see --storage") from error
 
 
