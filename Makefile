@@ -35,8 +35,8 @@ search: $(RUNTIME) ## set everything up and find the best speculation for WORKLO
 test: lint ## set everything up and run every check: ruff, mypy, lint-imports, then the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-unit: $(DEVELOPMENT) ## run the fast tests only: no model, no Ray, no PostgreSQL
-	$(BIN)/python -m pytest -m 'not slow and not model' $(PYTEST_ARGS)
+unit: $(DEVELOPMENT) ## run the unit tests only: half a minute, no model, no Ray, no PostgreSQL
+	$(BIN)/python -m pytest tests/unit -m 'not slow and not model' $(PYTEST_ARGS)
 
 lint: $(DEVELOPMENT) ## run ruff, mypy --strict and lint-imports
 	$(BIN)/ruff check .
