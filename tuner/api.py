@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tuner.decide import DEFAULT_MARGIN
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.driver import Observer, Search, SearchResult, new_study
 from tuner.engines import load_engine
@@ -25,7 +26,7 @@ from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
 from tuner.objective import parse_objectives
-from tuner.plan import DEFAULT_MARGIN, DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
+from tuner.plan import DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
 from tuner.samplers import SAMPLER_NAMES, SamplerName, make_sampler
 from tuner.search_space import SearchSpace, read_search_space

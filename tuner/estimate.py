@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.catalog import read_catalog
+from tuner.measure import ANCHOR_EVERY
 from tuner.models.resolve import find_model
 from tuner.records import Prompt, StageKind
 from tuner.search_space import SearchSpace
@@ -24,9 +25,6 @@ STEP_TIMING_TOKENS = 400
 
 TRACE_SHARE = 0.3
 """A draft's pass over the outputs, relative to the target's decoding of them."""
-
-ANCHOR_SHARE = 1 / 3
-"""The baseline runs beside a candidate on every third prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +140,10 @@ def _stages(workload: Workload, drafts: int, trials: int, seconds_per_token: flo
     search_s = _tokens(search, workload) * seconds_per_token
     certify_s = _tokens(certify, workload) * seconds_per_token
     timing_s = STEP_TIMING_TOKENS * seconds_per_token
-    anchors = -(-len(search) // 3)
+    anchors = -(-len(search) // ANCHOR_EVERY)
     yield _stage(StageKind.BASELINE, 1, len(search), search_s + timing_s)
     yield _stage(StageKind.TRACE, drafts, len(search), TRACE_SHARE * search_s + timing_s)
-    yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors, (1 + ANCHOR_SHARE) * search_s)
+    yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors, (1 + 1 / ANCHOR_EVERY) * search_s)
     yield _stage(StageKind.CERTIFY, 1, 2 * len(certify), 2 * certify_s)
 
 

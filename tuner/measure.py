@@ -44,6 +44,9 @@ STEADY_WITHIN = 0.1
 MEMORY_INTERVAL_S = 1.0
 """Between two looks at memory, each between two requests: a look reads all of /proc and may take 10 ms."""
 
+ANCHOR_EVERY = 3
+"""Prompts of a candidate for each that the baseline runs beside it: a third more time for a machine that drifts."""
+
 BLOCK_REQUESTS_PER_SLOT = 2
 """Requests of one side before the other has its turn: seconds, where a machine drifts over minutes."""
 
@@ -88,7 +91,7 @@ def measure_with_anchor(
     prompts: Sequence[Prompt],
     limits: MeasureLimits,
     *,
-    anchor_every: int = 3,
+    anchor_every: int = ANCHOR_EVERY,
     anchor_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> MeasureResult:

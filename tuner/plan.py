@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tuner.decide import DEFAULT_MARGIN
 from tuner.objective import Objective
 from tuner.records import Prompt, StageKind, TargetOutput
 from tuner.samplers import SamplerName
@@ -15,7 +16,6 @@ from tuner.trial import StageTask, StepTiming
 from tuner.workload import Workload
 
 DEFAULT_MAX_TRIALS = 6
-DEFAULT_MARGIN = 0.02
 STAGE_DEADLINE_S = 1800.0
 STEP_REPEATS = 12
 """Timings of each step size: enough for a median that one scheduler hiccup does not move."""
