@@ -226,16 +226,35 @@ class TargetOutput:
     max_output_tokens: int
 
 
+class TraceKind(StrEnum):
+    """How a trace was made, and with that what it replays exactly."""
+
+    TEACHER_FORCED = "teacher_forced"
+    """One pass of an autoregressive draft over the outputs: exact for every k."""
+    PROPOSALS = "proposals"
+    """A matching rule (n-gram, suffix) at every position: exact for every k up to the longest proposal asked for."""
+    ROLLOUTS = "rollouts"
+    """The draft's own continuation from every position (EAGLE-type): exact up to the depth of the roll-outs."""
+    LOGGED = "logged"
+    """Accepted lengths of a run at one k: what lies between its rounds is not known everywhere."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTrace:
     """What a draft proposes at each position of one target output, had a round started there.
 
     Position s means: s output tokens are known (s >= 1, the first comes from the prefill), and the round may
-    emit tokens s, s + 1, …  Both tuples have one entry per position 0 … N - 1; entry 0 is unused and 0.
+    emit tokens s, s + 1, …  Every tuple that is not empty has one entry per position 0 … N - 1; entry 0 is unused.
 
     Attributes:
         proposed: Tokens proposed at s, up to the trace's ``max_drafted_tokens``.
         matched: Leading proposed tokens that equal the target's output.
+        ranks: Rank of the target's token s among the draft's, 0 its most likely, ``WORST_RANK`` that or worse; only
+            of teacher-forced traces. Static token trees replay from it.
+        target_probabilities: p(token s) after all logit processors; only where the target samples.
+        draft_probabilities: q(token s) of the draft likewise; only of teacher-forced traces where the target samples.
+        top2_gaps: Logit of the target's most likely token at s minus that of its second; empty where no logits are.
+        unknown: Positions at which a logged run shows nothing of the draft; others have none.
     """
 
     prompt_id: str
@@ -243,15 +262,31 @@ class PromptTrace:
     max_output_tokens: int
     proposed: tuple[int, ...]
     matched: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    target_probabilities: tuple[float, ...] = ()
+    draft_probabilities: tuple[float, ...] = ()
+    top2_gaps: tuple[float, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+
+WORST_RANK = 16
+"""Ranks from here on are not told apart: no static tree is as wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Accept/reject facts of one draft over one workload, exact for every k up to ``max_drafted_tokens``."""
+    """Accept/reject facts of one draft over one workload, for every k up to ``max_drafted_tokens``.
+
+    Attributes:
+        kind: What of it is exact.
+        sampling: How the target chose its outputs.
+    """
 
     draft_name: str
     max_drafted_tokens: int
     prompts: tuple[PromptTrace, ...]
+    kind: TraceKind = TraceKind.ROLLOUTS
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,12 +294,15 @@ class TimedSteps:
     """Repeated timings of one kind of step at several sizes.
 
     Attributes:
-        step: ``"verify"``: one target pass over ``size`` rows. ``"draft"``: proposing ``size`` tokens.
+        step: ``"verify"``: one target pass over ``size`` rows of each request. ``"draft"``: proposing ``size``
+            tokens for each. ``"draft_prefill"``: the draft reading a prompt of ``size`` tokens.
         seconds: ``{size: repeated timings}``, interleaved over sizes.
+        batch: Requests decoded together.
     """
 
-    step: Literal["verify", "draft"]
+    step: Literal["verify", "draft", "draft_prefill"]
     seconds: dict[int, tuple[float, ...]]
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +319,15 @@ class BaselineResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceResult:
-    """What stage ``trace`` returns: a draft's proposals along the target's outputs, and what proposing costs."""
+    """What stage ``trace`` returns: a draft's proposals along the target's outputs, and what proposing costs.
+
+    Attributes:
+        draft_prefill: What the draft adds to the time to the first token; None where it reads no prompt.
+    """
 
     trace: Trace
     draft_steps: TimedSteps
+    draft_prefill: TimedSteps | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
