@@ -16,16 +16,19 @@ import numpy as np
 from tuner.engines.base import Artifact, Capabilities
 from tuner.errors import OutOfDeviceMemoryError
 from tuner.records import (
+    GREEDY,
     Arrival,
     Chunk,
     Counters,
     Event,
     Finished,
     PromptTrace,
+    Sampling,
     Sent,
     TargetOutput,
     TimedSteps,
     Trace,
+    TraceKind,
 )
 from tuner.speculation import EngineConfig, Method
 
@@ -37,6 +40,8 @@ class World:
     Attributes:
         hit_rates: Probability that a draft's next token is right, by draft name.
         draft_ms: One token of the draft, by draft name.
+        top2_gap: Of every token of every output.
+        draft_prefill_ms: A draft's reading of any prompt, by draft name; drafts that are not here read none.
         broken: Configurations that run out of memory, by label.
         loads: Labels of what was loaded, in order.
     """
@@ -46,6 +51,8 @@ class World:
     round_ms: float = 20.0
     row_ms: float = 1.0
     ttft_ms: float = 50.0
+    top2_gap: float = 5.0
+    draft_prefill_ms: Mapping[str, float] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
     now_s: float = 0.0
     loads: list[str] = field(default_factory=list)
@@ -60,6 +67,9 @@ class World:
 
     def draft_s(self, draft: str, tokens: int) -> float:
         return self.draft_ms.get(draft, 0.0) * tokens / 1000
+
+    def draft_prefill_s(self, draft: str) -> float:
+        return self.draft_prefill_ms.get(draft, 0.0) / 1000
 
 
 class SimulatedEngine:
@@ -110,7 +120,7 @@ class Simulation:
         request, cap = arrival.request_id, arrival.max_output_tokens
         ids = output_ids(arrival.prompt.prompt_id, cap)
         yield Sent(request_id=request, at_s=self._world.now_s)
-        self._world.now_s += self._world.ttft_ms / 1000
+        self._world.now_s += self._world.ttft_ms / 1000 + self._world.draft_prefill_s(self._draft)
         yield Chunk(request_id=request, at_s=self._world.now_s, num_tokens=1, token_ids=ids[:1])
         hits = self._hits(arrival.prompt.prompt_id, cap)
         place, rounds, drafted, accepted = 1, 0, 0, 0
@@ -149,11 +159,13 @@ class Simulation:
     def environment(self) -> dict[str, str]:
         return {"engine": "simulated"}
 
-    def trace(self, outputs: Sequence[TargetOutput]) -> Trace:
+    def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
         return Trace(
             draft_name=self._draft,
             max_drafted_tokens=self._tokens,
             prompts=tuple(self._prompt_trace(output) for output in outputs),
+            kind=TraceKind.TEACHER_FORCED,
+            sampling=sampling,
         )
 
     def _prompt_trace(self, output: TargetOutput) -> PromptTrace:
@@ -166,14 +178,26 @@ class Simulation:
             max_output_tokens=output.max_output_tokens,
             proposed=(0, *[self._tokens] * (length - 1)),
             matched=tuple(matched),
+            ranks=(0, *(0 if hit else 1 for hit in hits[1:])),
+            top2_gaps=(self._world.top2_gap,) * length,
         )
 
-    def time_verify(self, widths: Sequence[int], repeats: int) -> TimedSteps:
-        return TimedSteps(step="verify", seconds={rows: (self._world.verify_s(rows),) * repeats for rows in widths})
+    def top2_gaps(self, outputs: Sequence[TargetOutput]) -> tuple[tuple[float, ...], ...]:
+        return tuple((self._world.top2_gap,) * len(output.token_ids) for output in outputs)
 
-    def time_draft(self, lengths: Sequence[int], repeats: int) -> TimedSteps:
+    def time_verify(self, widths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        seconds = {rows: (self._world.verify_s(rows * batch),) * repeats for rows in widths}
+        return TimedSteps(step="verify", seconds=seconds, batch=batch)
+
+    def time_draft(self, lengths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
         seconds = {tokens: (self._world.draft_s(self._draft, tokens),) * repeats for tokens in lengths}
-        return TimedSteps(step="draft", seconds=seconds)
+        return TimedSteps(step="draft", seconds=seconds, batch=batch)
+
+    def time_draft_prefill(self, prompt_tokens: Sequence[int], repeats: int) -> TimedSteps | None:
+        if self._draft not in self._world.draft_prefill_ms:
+            return None
+        seconds = {tokens: (self._world.draft_prefill_s(self._draft),) * repeats for tokens in prompt_tokens}
+        return TimedSteps(step="draft_prefill", seconds=seconds)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tuner.engines.base import LoadedEngine
+from tuner.engines.base import LoadedEngine, Replayable
 from tuner.measure import MeasureLimits, measure
-from tuner.records import Arrival, Chunk, Failed, Finished, Prompt, Sent
+from tuner.records import Arrival, Chunk, Failed, Finished, Prompt, Sent, TargetOutput, TimedSteps
+from tuner.replay import replay
 from tuner.speculation import EngineConfig, Method, Speculation
 from tuner.testing import FakeEngine
 
@@ -85,3 +86,27 @@ def test_a_measurement_of_it_has_exact_numbers() -> None:
     assert [request.chunks[-1][0] - request.sent_s for request in measured.requests] == [0.875, 0.875]
     assert measured.counters is not None
     assert (measured.counters.rounds, measured.counters.accepted_tokens) == (6, 10)
+
+
+def test_its_trace_is_known_where_the_scripts_rounds_begin() -> None:
+    output = TargetOutput(
+        prompt=Prompt(prompt_id="a", prompt_class="c", text="a"), token_ids=tuple(range(9)), max_output_tokens=9
+    )
+    engine = loaded(FakeEngine(accepts=(3, 0, 2)))
+    assert isinstance(engine, Replayable)
+    (trace,) = engine.trace([output]).prompts
+    assert trace.matched == (0, 3, 0, 0, 0, 0, 2, 0, 0)
+    assert trace.unknown == (2, 3, 4, 7, 8)
+    replayed = replay(engine.trace([output]), 3)
+    end = list(engine.run([an_arrival()]))[-1]
+    assert isinstance(end, Finished)
+    counts = (end.rounds, end.drafted_tokens, end.accepted_tokens)
+    assert (replayed.rounds.sum(), replayed.drafted.sum(), replayed.accepted.sum()) == counts
+
+
+def test_a_round_is_drafting_and_verifying() -> None:
+    engine = loaded(FakeEngine(draft_s=0.03125))
+    assert isinstance(engine, Replayable)
+    assert engine.time_verify([1, 4], 2).seconds == {1: (0.09375, 0.09375), 4: (0.09375, 0.09375)}
+    assert engine.time_draft([2], 1, batch=3) == TimedSteps(step="draft", seconds={2: (0.03125,)}, batch=3)
+    assert engine.time_draft_prefill([10], 1) is None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Protocol, Self, runtime_checkable
 
-from tuner.records import Arrival, Counters, Event, TargetOutput, TimedSteps, Trace
+from tuner.records import GREEDY, Arrival, Counters, Event, Sampling, TargetOutput, TimedSteps, Trace
 from tuner.speculation import EngineConfig, Method
 
 
@@ -22,6 +22,8 @@ class Capabilities:
         needs_compile: Whether a configuration costs a compile before it can be loaded.
         gives_token_ids: Whether chunks carry token ids.
         loads_at_once: Loaded engines that fit beside each other; 2 lets two configurations be interleaved.
+        wasted_draft_passes: Draft passes of a round beyond the tokens that it proposes: a round with k drafted tokens
+            runs the draft k + this many times. NxDI's fused speculation wastes one.
     """
 
     methods: frozenset[Method]
@@ -30,6 +32,7 @@ class Capabilities:
     needs_compile: bool
     gives_token_ids: bool
     loads_at_once: int
+    wasted_draft_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +78,27 @@ class LoadedEngine(Protocol):
 class Replayable(Protocol):
     """A loaded engine that can say what its draft would have proposed, and time single steps."""
 
-    def trace(self, outputs: Sequence[TargetOutput]) -> Trace:
-        """Proposals of the loaded draft at every position of every output, for k up to the loaded one."""
+    def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
+        """Proposals of the loaded draft at every position of every output, for k up to the loaded one.
+
+        ``sampling`` is how the target chose the outputs: probabilities are kept where it was not greedy.
+        """
         ...
 
-    def time_verify(self, widths: Sequence[int], repeats: int) -> TimedSteps:
-        """Time one target pass over each number of rows, interleaved over widths."""
+    def top2_gaps(self, outputs: Sequence[TargetOutput]) -> tuple[tuple[float, ...], ...]:
+        """Logit of the target's most likely token minus that of its second, at each position of each output."""
         ...
 
-    def time_draft(self, lengths: Sequence[int], repeats: int) -> TimedSteps:
-        """Time proposing each number of tokens, interleaved over lengths."""
+    def time_verify(self, widths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        """Time one target pass over each number of rows of ``batch`` requests, interleaved over widths."""
+        ...
+
+    def time_draft(self, lengths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        """Time proposing each number of tokens for ``batch`` requests, interleaved over lengths."""
+        ...
+
+    def time_draft_prefill(self, prompt_tokens: Sequence[int], repeats: int) -> TimedSteps | None:
+        """Time the draft's reading of a prompt, interleaved over its lengths; None where it reads none."""
         ...
 
 

@@ -20,6 +20,7 @@ from tuner.records import (
     Sampling,
     Sent,
     TargetOutput,
+    TimedSteps,
 )
 
 SAMPLED_REQUESTS = 300
@@ -111,6 +112,13 @@ def assert_rounds_explain(answer: Answer, drafted_tokens: int) -> None:
     # An accepted end of sequence leaves no room for the target's own token of that round.
     own = end.output_tokens - 1 - end.accepted_tokens
     assert own in ({end.rounds, end.rounds - 1} if end.reason == "stop" else {end.rounds})
+
+
+def assert_timed(timed: TimedSteps, step: str, sizes: Sequence[int], batch: int) -> None:
+    """Every size was timed twice."""
+    assert (timed.step, tuple(timed.seconds), timed.batch) == (step, tuple(sizes), batch)
+    assert all(len(observed) == 2 for observed in timed.seconds.values())
+    assert all(seconds > 0 for observed in timed.seconds.values() for seconds in observed)
 
 
 def target_output(prompt: Prompt, alone: Mapping[str, Answer], max_output_tokens: int) -> TargetOutput:

@@ -34,6 +34,7 @@ from tuner.testing.answers import (
     arrivals,
     assert_counters_agree,
     assert_same_outputs,
+    assert_timed,
     p_value_of_same_distribution,
     target_output,
     third_tokens,
@@ -335,16 +336,22 @@ class EngineContract:
                 assert replayed.drafted.tolist() == [end.drafted_tokens for end in ran], where
                 assert replayed.accepted.tolist() == [end.accepted_tokens for end in ran], where
 
-    def test_steps_are_timed_at_every_size(
+    def test_steps_are_timed_at_every_size_and_batch(
         self, engine: Engine, config: EngineConfig, drafts: Mapping[str, Speculation], artifact_dir: str
     ) -> None:
+        together = replace(config, max_num_seqs=min(2, engine.capabilities.max_num_seqs))
         for draft in drafts.values():
-            with load(engine, config, replace(draft, drafted_tokens=3), artifact_dir) as loaded:
+            with load(engine, together, replace(draft, drafted_tokens=3), artifact_dir) as loaded:
                 if not isinstance(loaded, Replayable):
                     continue
-                for timed in (loaded.time_verify([1, 2, 4], 2), loaded.time_draft([1, 3], 2)):
-                    assert all(len(observed) == 2 for observed in timed.seconds.values())
-                    assert all(seconds > 0 for observed in timed.seconds.values() for seconds in observed)
+                for batch in {1, together.max_num_seqs}:
+                    assert_timed(loaded.time_verify([1, 2, 4], 2, batch), "verify", (1, 2, 4), batch)
+                    assert_timed(loaded.time_draft([1, 3], 2, batch), "draft", (1, 3), batch)
+                reading = loaded.time_draft_prefill([5, 20], 2)
+                if reading is not None:
+                    assert_timed(reading, "draft_prefill", (5, 20), 1)
+                with pytest.raises(UnsupportedConfigurationError, match="max_num_seqs"):
+                    loaded.time_verify([1], 1, together.max_num_seqs + 1)
 
     def test_compiling_twice_gives_the_same_artifact(
         self, engine: Engine, config: EngineConfig, artifact_dir: str

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar, Self
 
 from tuner.engines.base import Artifact, Capabilities, LoadedEngine
-from tuner.records import Arrival, Chunk, Counters, Event, Failed, Finished, Sent
+from tuner.records import (
+    GREEDY,
+    Arrival,
+    Chunk,
+    Counters,
+    Event,
+    Failed,
+    Finished,
+    PromptTrace,
+    Sampling,
+    Sent,
+    TargetOutput,
+    TimedSteps,
+    Trace,
+    TraceKind,
+)
 from tuner.speculation import EngineConfig, Method, content_key
 
 MAX_DRAFTED_TOKENS = 16
@@ -38,12 +53,15 @@ class FakeEngine:
             cannot accept more than it drafts.
         ttft_s: Time of a prefill.
         round_s: Time of a round, whatever it drafts and however many requests share it.
+        draft_s: Part of it that goes into drafting.
+        top2_gap: Of every token of every output.
         prompt_tokens: Of every prompt.
         output_tokens: After which an answer ends by itself; None runs to each request's cap.
         failing: Prompts whose requests fail instead of being answered.
         clock: Shared by everything this engine loads.
 
-    Default times are exact in binary, so that sums of them can be compared with ``==``.
+    Its trace is that of a logged run: known where the script's rounds begin. Default times are exact in binary, so
+    that sums of them can be compared with ``==``.
     """
 
     name: ClassVar[str] = "fake"
@@ -59,6 +77,8 @@ class FakeEngine:
     accepts: tuple[int, ...] = (0,)
     ttft_s: float = 0.5
     round_s: float = 0.125
+    draft_s: float = 0.0
+    top2_gap: float = 4.0
     prompt_tokens: int = 10
     output_tokens: int | None = None
     failing: frozenset[str] = frozenset()
@@ -68,7 +88,7 @@ class FakeEngine:
         """Everything is possible."""
 
     def replay_is_exact(self, config: EngineConfig) -> bool:  # noqa: ARG002
-        """No: the script follows rounds, not positions of the output."""
+        """No: the script follows rounds, not positions of the output, so a trace holds for its own k alone."""
         return False
 
     def compile_key(self, config: EngineConfig) -> str:  # noqa: ARG002
@@ -100,7 +120,7 @@ class LoadedFakeEngine:
     def __init__(self, engine: FakeEngine, config: EngineConfig) -> None:
         self._engine, self._clock = engine, engine.clock
         self._max_num_seqs = config.max_num_seqs
-        self._drafted_tokens = config.speculation.drafted_tokens
+        self._draft_name, self._drafted_tokens = config.speculation.draft_name, config.speculation.drafted_tokens
         self._rounds: list[tuple[int, int]] = []  # drafted and accepted of each
 
     def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
@@ -178,6 +198,52 @@ class LoadedFakeEngine:
     def environment(self) -> dict[str, str]:
         """Says that it is a fake."""
         return {"engine": "fake"}
+
+    def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
+        """What the script's rounds accept along each output; see ``Replayable``."""
+        return Trace(
+            draft_name=self._draft_name,
+            max_drafted_tokens=self._drafted_tokens,
+            prompts=tuple(self._prompt_trace(output) for output in outputs),
+            kind=TraceKind.LOGGED,
+            sampling=sampling,
+        )
+
+    def _prompt_trace(self, output: TargetOutput) -> PromptTrace:
+        length = len(output.token_ids)
+        matched, rounds, place = {}, 0, 1
+        while place < length:
+            scripted = self._engine.accepts[rounds % len(self._engine.accepts)]
+            drafted = min(self._drafted_tokens, output.max_output_tokens - place - 1)
+            matched[place] = min(scripted, drafted, length - place)
+            rounds, place = rounds + 1, place + matched[place] + 1
+        return PromptTrace(
+            prompt_id=output.prompt.prompt_id,
+            prompt_class=output.prompt.prompt_class,
+            max_output_tokens=output.max_output_tokens,
+            proposed=tuple(self._drafted_tokens if place in matched else 0 for place in range(length)),
+            matched=tuple(matched.get(place, 0) for place in range(length)),
+            top2_gaps=(self._engine.top2_gap,) * length,
+            unknown=tuple(place for place in range(1, length) if place not in matched),
+        )
+
+    def top2_gaps(self, outputs: Sequence[TargetOutput]) -> tuple[tuple[float, ...], ...]:
+        """The same everywhere; see ``Replayable``."""
+        return tuple((self._engine.top2_gap,) * len(output.token_ids) for output in outputs)
+
+    def time_verify(self, widths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        """What a round has left for the target; see ``Replayable``."""
+        seconds = self._engine.round_s - self._engine.draft_s
+        return TimedSteps(step="verify", seconds=dict.fromkeys(widths, (seconds,) * repeats), batch=batch)
+
+    def time_draft(self, lengths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        """A round's drafting, however much is drafted; see ``Replayable``."""
+        seconds = (self._engine.draft_s,) * repeats
+        return TimedSteps(step="draft", seconds=dict.fromkeys(lengths, seconds), batch=batch)
+
+    def time_draft_prefill(self, prompt_tokens: Sequence[int], repeats: int) -> TimedSteps | None:  # noqa: ARG002
+        """None: the script's drafts read no prompt."""
+        return None
 
     def close(self) -> None:
         """Nothing to release."""

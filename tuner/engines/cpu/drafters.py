@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tuner.engines.cpu.attention import Segment
 from tuner.engines.cpu.model import LanguageModel
+from tuner.records import TraceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class Drafter(Protocol):
     """Proposes tokens for the requests in its slots.
 
     Attributes:
+        kind: What a replay of it is.
         uses_hidden_states: Whether replay needs the target's hidden states.
         weight_bytes: Read to propose one token.
     """
 
+    kind: TraceKind
     uses_hidden_states: bool
     weight_bytes: int
 
@@ -62,6 +65,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Proposes nothing: the target alone."""
 
+    kind = TraceKind.PROPOSALS
     uses_hidden_states = False
     weight_bytes = 0
 
@@ -89,6 +93,7 @@ class NoDrafter:
 class ModelDrafter:
     """An autoregressive draft model with a cache of its own, rolled back to what was accepted."""
 
+    kind = TraceKind.TEACHER_FORCED
     uses_hidden_states = False
 
     def __init__(self, model: LanguageModel) -> None:

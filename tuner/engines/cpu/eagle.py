@@ -16,6 +16,7 @@ from tuner.engines.cpu.drafters import Ask, continue_greedily, last_rows
 from tuner.engines.cpu.kernels import Linear
 from tuner.engines.cpu.model import PREFILL_ROWS, LanguageModel
 from tuner.engines.cpu.ngram import leading_matches
+from tuner.records import TraceKind
 
 
 class EagleDrafter:
@@ -26,6 +27,7 @@ class EagleDrafter:
         fuse: Maps token embedding and state, side by side, to the width of the layers.
     """
 
+    kind = TraceKind.ROLLOUTS
     uses_hidden_states = True
 
     def __init__(self, model: LanguageModel, fuse: Linear, fuse_bytes: int) -> None:

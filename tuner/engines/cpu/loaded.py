@@ -10,11 +10,11 @@ import torch
 
 from tuner.engines.cpu.decode import Decoder
 from tuner.engines.cpu.kernels import Kernel
-from tuner.engines.cpu.replay import trace_output
+from tuner.engines.cpu.replay import top2_gaps, trace_output
 from tuner.engines.cpu.threads import ThreadChoice
-from tuner.engines.cpu.timing import time_draft, time_verify
+from tuner.engines.cpu.timing import time_draft, time_draft_prefill, time_verify
 from tuner.errors import EngineError
-from tuner.records import Arrival, Counters, Event, TargetOutput, TimedSteps, Trace
+from tuner.records import GREEDY, Arrival, Counters, Event, Sampling, TargetOutput, TimedSteps, Trace
 from tuner.speculation import EngineConfig
 
 
@@ -56,22 +56,33 @@ class LoadedCpuEngine:
         """Threads, weight format and size, version of PyTorch."""
         return dict(self._environment)
 
-    def trace(self, outputs: Sequence[TargetOutput]) -> Trace:
+    def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
         """Proposals at every position of every output; see ``Replayable``."""
         decoder = self._decoder()
         return Trace(
             draft_name=self._config.speculation.draft_name,
             max_drafted_tokens=self._config.speculation.drafted_tokens,
             prompts=tuple(trace_output(decoder, output) for output in outputs),
+            kind=decoder.drafter.kind,
+            sampling=sampling,
         )
 
-    def time_verify(self, widths: Sequence[int], repeats: int) -> TimedSteps:
-        """Time passes of the target; see ``Replayable``."""
-        return time_verify(self._decoder(), widths, repeats)
+    def top2_gaps(self, outputs: Sequence[TargetOutput]) -> tuple[tuple[float, ...], ...]:
+        """How clearly the target chose each token; see ``Replayable``."""
+        decoder = self._decoder()
+        return tuple(top2_gaps(decoder, output) for output in outputs)
 
-    def time_draft(self, lengths: Sequence[int], repeats: int) -> TimedSteps:
+    def time_verify(self, widths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
+        """Time passes of the target; see ``Replayable``."""
+        return time_verify(self._decoder(), widths, repeats, batch)
+
+    def time_draft(self, lengths: Sequence[int], repeats: int, batch: int = 1) -> TimedSteps:
         """Time drafting; see ``Replayable``."""
-        return time_draft(self._decoder(), lengths, repeats)
+        return time_draft(self._decoder(), lengths, repeats, batch)
+
+    def time_draft_prefill(self, prompt_tokens: Sequence[int], repeats: int) -> TimedSteps | None:
+        """Time the draft's reading of a prompt; see ``Replayable``."""
+        return time_draft_prefill(self._decoder(), prompt_tokens, repeats)
 
     def close(self) -> None:
         """Release the weights."""

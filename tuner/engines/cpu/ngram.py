@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from tuner.engines.cpu.drafters import Ask
+from tuner.records import TraceKind
 
 
 class NgramIndex:
@@ -43,6 +44,7 @@ class NgramIndex:
 class NgramDrafter:
     """Proposes by prompt lookup in a request's own prompt and output."""
 
+    kind = TraceKind.PROPOSALS
     uses_hidden_states = False
     weight_bytes = 0
 
