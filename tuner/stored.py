@@ -22,6 +22,8 @@ class StoredStudy:
         decision: None while there is no verdict.
         baseline: None while it was not asked for.
         recommended: None where the verdict is not to speculate, or open.
+        baseline_result: What stage ``baseline`` returned; None while it has not ended.
+        traces: Of the drafts that were replayed.
     """
 
     study: StudyRecord
@@ -31,6 +33,8 @@ class StoredStudy:
     trials: tuple[TrialRecord, ...]
     pareto: tuple[ParetoEntry, ...]
     predictions: Predictions
+    baseline_result: BaselineResult | None = None
+    traces: tuple[TraceResult, ...] = ()
 
     def config(self, speculation: Speculation) -> EngineConfig:
         """How the study's engine was loaded for a configuration, with the folders of that time."""
@@ -56,6 +60,7 @@ def read_study(store: TrialStore, name: str | None = None) -> StoredStudy:
     trials = store.trials(study.name)
     conclusion: dict[str, Any] = dict(study.conclusion or {})
     recommended = conclusion.get("trial")
+    baseline, traces = _replayable(store, study.name)
     return StoredStudy(
         study=study,
         decision=from_json(Decision, json.dumps(conclusion["decision"]).encode()) if conclusion else None,
@@ -63,7 +68,9 @@ def read_study(store: TrialStore, name: str | None = None) -> StoredStudy:
         recommended=next((trial for trial in trials if trial.number == recommended), None),
         trials=trials,
         pareto=store.pareto_front(study.name),
-        predictions=_predictions(store, study.name),
+        predictions=Predictions(by_configuration={}) if baseline is None else Predictions.of(baseline, traces),
+        baseline_result=baseline,
+        traces=traces,
     )
 
 
@@ -74,14 +81,14 @@ def _newest(store: TrialStore) -> StudyRecord:
     return next((study for study in reversed(studies) if study.conclusion is not None), studies[-1])
 
 
-def _predictions(store: TrialStore, study_name: str) -> Predictions:
-    results: dict[StageKind, list[bytes]] = {}
+def _replayable(store: TrialStore, study_name: str) -> tuple[BaselineResult | None, tuple[TraceResult, ...]]:
+    """What stages ``baseline`` and ``trace`` returned."""
+    results: dict[StageKind, list[bytes]] = {StageKind.BASELINE: [], StageKind.TRACE: []}
     for one in store.stages(study_name):
-        if one.kind in (StageKind.BASELINE, StageKind.TRACE):
+        if one.kind in results:
             stage = store.stage(study_name, one.kind, one.key)
             if stage is not None and stage.result is not None:
-                results.setdefault(one.kind, []).append(stage.result)
-    if StageKind.BASELINE not in results:
-        return Predictions(by_configuration={})
-    baseline = from_json(BaselineResult, results[StageKind.BASELINE][0])
-    return Predictions.of(baseline, [from_json(TraceResult, one) for one in results.get(StageKind.TRACE, [])])
+                results[one.kind].append(stage.result)
+    baselines = [from_json(BaselineResult, one) for one in results[StageKind.BASELINE]]
+    traces = tuple(from_json(TraceResult, one) for one in results[StageKind.TRACE])
+    return next(iter(baselines), None), traces
