@@ -70,18 +70,27 @@ class MeasureLimits:
 
 
 def measure(
-    loaded: LoadedEngine, prompts: Sequence[Prompt], limits: MeasureLimits, *, progress: Progress | None = None
+    loaded: LoadedEngine,
+    prompts: Sequence[Prompt],
+    limits: MeasureLimits,
+    *,
+    name: str = "request",
+    passes: int = 1,
+    progress: Progress | None = None,
 ) -> Measurement:
-    """Warm up, then run every prompt once and record each request.
+    """Warm up, then run every prompt once, or in several passes over all of them, and record each request.
+
+    ``name`` begins the id of each request.
 
     Raises:
         WorkloadError: There is no prompt.
         MeasurementError: What the engine reported contradicts itself.
     """
-    report = _Report(progress, len(prompts))
-    side = _Side(name="request", loaded=loaded, limits=limits, report=report, bytes_of_others=0)
+    report = _Report(progress, passes * len(prompts))
+    side = _Side(name=name, loaded=loaded, limits=limits, report=report, bytes_of_others=0)
     side.warm_up(prompts)
-    side.run(prompts)
+    for _ in range(passes):
+        side.run(prompts)
     return side.measurement()
 
 
@@ -151,7 +160,12 @@ def measure_blocks(
         side.warm_up(prompts)
     for turn, letter in enumerate(blocks):
         sides[letter].run(groups[turn // 2])
-    return CertifyResult(baseline=sides["A"].measurement(), candidate=sides["B"].measurement(), order=blocks)
+    return CertifyResult(
+        baseline=sides["A"].measurement(),
+        candidate=sides["B"].measurement(),
+        order=blocks,
+        sampling=limits.sampling,
+    )
 
 
 def process_tree_bytes() -> int:

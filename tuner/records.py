@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -158,10 +159,24 @@ class Counters:
             accepted_at=_difference(self.accepted_at, earlier.accepted_at),
         )
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(
+            rounds=self.rounds + other.rounds,
+            rounds_with_draft=self.rounds_with_draft + other.rounds_with_draft,
+            drafted_tokens=self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
+            drafted_at=_sum(self.drafted_at, other.drafted_at),
+            accepted_at=_sum(self.accepted_at, other.accepted_at),
+        )
+
 
 def _difference(later: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:
     padded = earlier + (0,) * (len(later) - len(earlier))
     return tuple(a - b for a, b in zip(later, padded, strict=True))
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +213,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One pass over prompts with one configuration on one load.
+    """One pass over prompts with one configuration on one load; added up, several of them.
 
     Attributes:
         requests: In order of sending.
@@ -215,6 +230,18 @@ class Measurement:
     wall_s: float = 0.0
     peak_memory_bytes: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
+
+    def __add__(self, later: Measurement) -> Measurement:
+        """Both passes of one configuration as one; its environment is that of the first."""
+        peaks = [one.peak_memory_bytes for one in (self, later) if one.peak_memory_bytes is not None]
+        return Measurement(
+            requests=self.requests + later.requests,
+            warmup=self.warmup + later.warmup,
+            counters=self.counters + later.counters if self.counters and later.counters else None,
+            wall_s=self.wall_s + later.wall_s,
+            peak_memory_bytes=max(peaks) if len(peaks) == 2 else None,
+            environment=self.environment,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,12 +349,15 @@ class TraceResult:
     """What stage ``trace`` returns: a draft's proposals along the target's outputs, and what proposing costs.
 
     Attributes:
+        trace: Without prompts where ``trace_key`` says which artifact holds them.
         draft_prefill: What the draft adds to the time to the first token; None where it reads no prompt.
+        trace_key: Key of the artifact in the store; None where ``trace`` is whole.
     """
 
     trace: Trace
     draft_steps: TimedSteps
     draft_prefill: TimedSteps | None = None
+    trace_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,16 +373,38 @@ class MeasureResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Where an output of the candidate first differs from the baseline's to the same prompt.
+
+    Attributes:
+        position: Of the first token that differs, 0 the first of the output; where one output is the beginning of
+            the other, the length of the shorter one.
+        gap: Logit of the target's most likely token there minus that of its second; None where no logits are.
+    """
+
+    prompt_id: str
+    position: int
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyResult:
     """What stage ``certify`` returns: both configurations over the same prompts, in alternating blocks.
 
     Attributes:
         order: The blocks, A the baseline and B the candidate, e.g. ``"ABBA"``.
+        divergences: Of the pairs whose outputs differ those whose logits were looked at.
+        sampling: How tokens were chosen; only greedy outputs can be held to be identical.
+        loads: Times an engine was loaded for it: 2 where both fit beside each other. 3 where one fits: the baseline
+            over all prompts, the candidate twice, the baseline again, and the blocks are these passes.
     """
 
     baseline: Measurement
     candidate: Measurement
     order: str
+    divergences: tuple[Divergence, ...] = ()
+    sampling: Sampling = GREEDY
+    loads: int = 2
 
 
 RecordT = TypeVar("RecordT")

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
 from tuner.errors import UnsupportedConfigurationError
 from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor, process_tree_bytes
+from tuner.outputs import divergences
 from tuner.records import (
     BaselineResult,
     CertifyResult,
+    Measurement,
     MeasureResult,
     Prompt,
     Sampling,
@@ -147,14 +149,59 @@ def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> 
 
 
 def _run_certify(engine: Engine, task: StageTask, progress: Progress | None) -> CertifyResult:
+    if engine.capabilities.loads_at_once < 2:
+        return _certify_in_passes(engine, task, progress)
     with ExitStack() as stack:
         baseline, candidate = _load_both(engine, task, stack)
-        return measure_blocks(baseline, candidate, task.prompts, task.limits, progress=progress)
+        result = measure_blocks(baseline, candidate, task.prompts, task.limits, progress=progress)
+        return _with_gaps(result, baseline, task)
 
 
 def _load_both(engine: Engine, task: StageTask, stack: ExitStack) -> Sequence[LoadedEngine]:
     configs = (replace(task.config, speculation=NO_SPECULATION), task.config)
     return [stack.enter_context(_load(engine, config, task)) for config in configs]
+
+
+def _certify_in_passes(engine: Engine, task: StageTask, progress: Progress | None) -> CertifyResult:
+    """Baseline, candidate twice, baseline again, each over all prompts: what drifts steadily hits both sides alike."""
+    plain = replace(task.config, speculation=NO_SPECULATION)
+    count = len(task.prompts)
+
+    def passes(loaded: LoadedEngine, name: str, times: int, already: int) -> Measurement:
+        return measure(
+            loaded,
+            task.prompts,
+            task.limits,
+            name=name,
+            passes=times,
+            progress=None if progress is None else lambda done, _: progress(already * count + done, 4 * count),
+        )
+
+    with _load(engine, plain, task) as loaded:
+        first = passes(loaded, "baseline-first", 1, already=0)
+    with _load(engine, task.config, task) as loaded:
+        candidate = passes(loaded, "candidate", 2, already=1)
+    with _load(engine, plain, task) as loaded:
+        baseline = first + passes(loaded, "baseline-last", 1, already=3)
+        result = CertifyResult(baseline=baseline, candidate=candidate, order="ABBA", sampling=task.sampling, loads=3)
+        return _with_gaps(result, loaded, task)
+
+
+def _with_gaps(result: CertifyResult, baseline: LoadedEngine, task: StageTask) -> CertifyResult:
+    """The result with the logit gap wherever greedy outputs differ that should not, where the engine has logits."""
+    if task.sampling.temperature > 0 or result.baseline.environment.get("lossless") == "no":
+        return result
+    paths = divergences(result.baseline, result.candidate)
+    if not paths or not isinstance(baseline, Replayable):
+        return result
+    prompts = {prompt.prompt_id: prompt for prompt in task.prompts}
+    outputs = [
+        TargetOutput(prompt=prompts[one.prompt_id], token_ids=path, max_output_tokens=len(path))
+        for one, path in paths.items()
+    ]
+    gaps = baseline.top2_gaps(outputs)
+    found = [replace(one, gap=along[one.position]) for one, along in zip(paths, gaps, strict=True)]
+    return replace(result, divergences=tuple(found))
 
 
 def _load(engine: Engine, config: EngineConfig, task: StageTask) -> LoadedEngine:
