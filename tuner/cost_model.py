@@ -21,7 +21,7 @@ from tuner.errors import MeasurementError
 from tuner.intervals import log_ratio
 from tuner.metrics import LATENCIES, MS_PER_S, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
 from tuner.records import Measurement, RequestRecord, TimedSteps, Trace
-from tuner.replay import ReplayedRounds, replay_all
+from tuner.replay import Amounts, ReplayedRounds, replay_all
 
 MODEL_ERROR = 0.02
 """Relative sd of what no timing of single steps shows: configurations differ by 1.5 %, loads of one by 1 %."""
@@ -262,7 +262,7 @@ def _prediction(draft_name: str, rounds: ReplayedRounds, times: RoundTimes, path
     )
 
 
-def _calibrated(stepwise: Floats, rounds: NDArray[np.int64], tpot: Floats, one_row_ms: float) -> Floats:
+def _calibrated(stepwise: Floats, rounds: Amounts, tpot: Floats, one_row_ms: float) -> Floats:
     """Decode time per prompt, such that no speculation gives the measured baseline.
 
     Each prompt's overhead per round is its measured time per token − verify(1). Where the baseline as a whole
@@ -293,7 +293,7 @@ def _columns(rounds: ReplayedRounds, ttft: Floats, decode: Floats) -> dict[str, 
     columns: dict[str, float | None] = {
         f"{name}_{statistic}": _statistic(samples[name], statistic) for name in LATENCIES for statistic in STATISTICS
     }
-    total_rounds, total_tokens = int(rounds.rounds.sum()), int(tokens.sum())
+    total_rounds, total_tokens = float(rounds.rounds.sum()), int(tokens.sum())
     return columns | {
         "tpot_ms_mean": float(decode.sum()) / total_tokens if total_tokens else None,
         "round_time_ms": float(decode.sum()) / total_rounds if total_rounds else None,
