@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from tuner.cli.main import app, main
+
+TEXTS = Path(__file__).parents[1] / "data" / "cli"
+RENEW = "TUNER_RENEW_TEXTS=1 python -m pytest tests/unit -k 'cli or report'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +54,12 @@ def _below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     yield words
     for name in getattr(command, "commands", {}):
         yield from _below(command.get_command(None, name), (*words, name))
+
+
+def check_text(name: str, text: str) -> None:
+    """What a person sees, against the text that is kept for it; renews the kept one when asked to."""
+    path = TEXTS / f"{name}.txt"
+    if os.environ.get("TUNER_RENEW_TEXTS"):
+        path.write_text(text, encoding="utf-8")
+    kept = path.read_text(encoding="utf-8") if path.is_file() else ""
+    assert text == kept, f"{path.name} differs from what is kept; if that is wanted: {RENEW}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import RunCli, Said, commands, run_main
+from tests.support.cli import TEXTS, RunCli, Said, check_text, commands, run_main
 from tuner.cli import main as cli_main
 from tuner.errors import OutOfDeviceMemoryError
 from tuner.objective import OBJECTIVES
@@ -21,8 +21,6 @@ from tuner.redact import hide_passwords
 from tuner.samplers import SAMPLER_NAMES
 
 ROOT = Path(__file__).parents[2]
-TEXTS = ROOT / "tests" / "data" / "cli"
-RENEW = "TUNER_RENEW_TEXTS=1 python -m pytest tests/unit/test_cli_texts.py"
 DISGUISED = ("--objective", "tpot_ms", "--objective", "output_tokens_per_s")
 COMMANDS = tuple(commands())
 
@@ -36,14 +34,6 @@ def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def database(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'studies.sqlite'}"
-
-
-def check_text(name: str, text: str) -> None:
-    path = TEXTS / f"{name}.txt"
-    if os.environ.get("TUNER_RENEW_TEXTS"):
-        path.write_text(text, encoding="utf-8")
-    kept = path.read_text(encoding="utf-8") if path.is_file() else ""
-    assert text == kept, f"{path.name} differs from what is kept; if that is wanted: {RENEW}"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

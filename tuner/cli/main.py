@@ -39,6 +39,7 @@ COMMANDS = {
     "search": LazyCommand("tuner.cli.search", "Find the fastest speculation for a workload."),
     "best": LazyCommand("tuner.cli.best", "Say what a study recommends."),
     "show": LazyCommand("tuner.cli.show", "Show a study: its trials, its verdict, one trial, or a plot."),
+    "mix": LazyCommand("tuner.cli.mix", "Choose one configuration for several workloads."),
     "studies": LazyCommand("tuner.cli.studies", "List the studies in the database."),
     "export": LazyCommand("tuner.cli.export", "Write a study's configuration for vLLM, or as JSON."),
     "models": LazyCommand("tuner.cli.models", "List, fetch, show and check models."),
