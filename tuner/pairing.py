@@ -96,11 +96,39 @@ def anchored_speedup(
     direct = paired_speedup(baseline, result.candidate, metric, left_out=left_out)
     if direct is None or result.anchor is None:
         return direct
-    same = paired(result.anchor, baseline, metric, left_out)
+    return _corrected(direct, result.anchor, baseline, metric, left_out)
+
+
+def compared_speedup(
+    one: MeasureResult,
+    other: MeasureResult,
+    baseline: Measurement,
+    metric: str = "e2e_ms",
+    *,
+    left_out: Collection[str] = (),
+    seed: int = 0,
+) -> Interval | None:
+    """Gain of one measurement of a search over another, each corrected by its anchor as in ``anchored_speedup``.
+
+    None for fewer than three prompts.
+    """
+    gain = paired_speedup(other.candidate, one.candidate, metric, left_out=left_out, seed=seed)
+    if gain is not None and one.anchor is not None:
+        gain = _corrected(gain, one.anchor, baseline, metric, left_out)
+    if gain is not None and other.anchor is not None:
+        gain = _corrected(gain, baseline, other.anchor, metric, left_out)
+    return gain
+
+
+def _corrected(
+    gain: Interval, slower: Measurement, faster: Measurement, metric: str, left_out: Collection[str]
+) -> Interval:
+    """The gain times Σ slower / Σ faster over the prompts of two runs of the same configuration, if there are any."""
+    same = paired(slower, faster, metric, left_out)
     drift = ratio_interval(same.baseline, same.candidate, skewed=False)
     if drift is not None:
-        return _product(direct, drift)
-    return _scaled(direct, same.baseline.sum() / same.candidate.sum()) if same.prompt_ids else direct
+        return _product(gain, drift)
+    return _scaled(gain, same.baseline.sum() / same.candidate.sum()) if same.prompt_ids else gain
 
 
 def _scaled(interval: Interval, factor: float) -> Interval:
