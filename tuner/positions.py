@@ -117,12 +117,18 @@ def ranks(prompts: Sequence[PromptTrace], laid: Positions) -> Counts:
     """[positions], ranks of the target's tokens among the draft's.
 
     Raises:
-        MeasurementError: A prompt has none, or a rank is negative.
+        MeasurementError: A prompt has none, a rank is negative, or rank 0 and a first match do not go together.
     """
     _require(prompts, "ranks")
     found = np.fromiter(chain.from_iterable(prompt.ranks for prompt in prompts), np.int64)
     for place in np.flatnonzero(laid.used() & (found < 0))[:1]:
         raise MeasurementError(f"rank {found[place]} of {laid.name(place)}", "make the trace again")
+    asked = laid.used() & (laid.proposed > 0)
+    for place in np.flatnonzero(asked & ((found == 0) != (laid.matched > 0)))[:1]:
+        raise MeasurementError(
+            f"trace of {laid.name(place)}: the rank is {found[place]}, and {laid.matched[place]} tokens match",
+            "make the trace again; where logits tie, the rank must follow the token that the draft proposes",
+        )
     return found
 
 
