@@ -13,6 +13,20 @@ CREATE TABLE tuner_study (
     CONSTRAINT uq_tuner_study_name UNIQUE (name)
 );
 
+CREATE TABLE tuner_trace (
+    id INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    path_key TEXT NOT NULL,
+    header JSON NOT NULL,
+    depth INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    created_at DATETIME NOT NULL,
+    CONSTRAINT pk_tuner_trace PRIMARY KEY (id),
+    CONSTRAINT uq_tuner_trace_key UNIQUE ("key")
+);
+
+CREATE INDEX ix_tuner_trace_path_key ON tuner_trace (path_key);
+
 CREATE TABLE tuner_pareto (
     study_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
@@ -20,6 +34,7 @@ CREATE TABLE tuner_pareto (
     objective_values JSON NOT NULL,
     trial_number INTEGER,
     is_measured BOOLEAN NOT NULL,
+    probability DOUBLE,
     CONSTRAINT pk_tuner_pareto PRIMARY KEY (study_id, position),
     CONSTRAINT fk_tuner_pareto_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
 );
@@ -71,6 +86,20 @@ CREATE TABLE tuner_study (
     CONSTRAINT uq_tuner_study_name UNIQUE (name)
 );
 
+CREATE TABLE tuner_trace (
+    id SERIAL NOT NULL,
+    key TEXT NOT NULL,
+    path_key TEXT NOT NULL,
+    header JSON NOT NULL,
+    depth INTEGER NOT NULL,
+    data BYTEA NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_tuner_trace PRIMARY KEY (id),
+    CONSTRAINT uq_tuner_trace_key UNIQUE (key)
+);
+
+CREATE INDEX ix_tuner_trace_path_key ON tuner_trace (path_key);
+
 CREATE TABLE tuner_pareto (
     study_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
@@ -78,6 +107,7 @@ CREATE TABLE tuner_pareto (
     objective_values JSON NOT NULL,
     trial_number INTEGER,
     is_measured BOOLEAN NOT NULL,
+    probability DOUBLE PRECISION,
     CONSTRAINT pk_tuner_pareto PRIMARY KEY (study_id, position),
     CONSTRAINT fk_tuner_pareto_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
 );

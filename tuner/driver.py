@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,8 @@ from tuner.errors import DispatchError, EngineError, InputError, StageTimeoutErr
 from tuner.outcome import TrialOutcome, front_members
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, target_outputs
-from tuner.records import BaselineResult, CertifyResult, MeasureResult, TraceResult, from_json, to_json
+from tuner.records import BaselineResult, CertifyResult, MeasureResult, TargetOutput, TraceResult, from_json, to_json
+from tuner.reuse import holds_trace, keep_trace, referring, whole
 from tuner.speculation import Speculation
 from tuner.store import (
     ParetoEntry,
@@ -31,6 +32,7 @@ from tuner.store import (
     utc_now,
 )
 from tuner.study import Asked, TrialLedger
+from tuner.traces import TraceKey
 from tuner.trial import Progress, StageTask
 
 logger = logging.getLogger(__name__)
@@ -160,12 +162,35 @@ class Search:
         outputs = target_outputs(baseline.measurement, self._plan.workload.search_sample())
         traces = []
         for name in self._plan.space.draft_names:
-            task = self._plan.trace_task(name, outputs)
             try:
-                traces.append(from_json(TraceResult, self._result_of(task)))
+                traces.append(self._trace(name, outputs, baseline.measurement.environment))
             except EngineError as error:
                 self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
         return Predictions.of(baseline, traces)
+
+    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], environment: Mapping[str, str]) -> TraceResult:
+        """The draft's trace: from the store where any study made it, else made now; its steps are timed here."""
+        key = self._plan.trace_key(draft, outputs, environment)
+        is_made = holds_trace(self._store, key, self._plan.deepest)
+        task = self._plan.trace_task(draft, () if is_made else outputs)
+        if is_made and not self._is_done(task):
+            self._observer.notice(f"{draft}: its acceptance trace {key.key} is in the database and is not made again")
+
+        def kept(result: bytes) -> bytes:
+            made = from_json(TraceResult, result)
+            return to_json(referring(made, key) if is_made else self._keep_trace(made, key))
+
+        return whole(self._store, from_json(TraceResult, self._result_of(task, kept)))
+
+    def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:
+        provenance = {
+            **self._study.provenance,
+            "study": self._plan.name,
+            "target": self._plan.target_name,
+            "workload": self._plan.workload.name,
+            "made_at": utc_now().isoformat(),
+        }
+        return keep_trace(self._store, made, key, provenance)
 
     # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,15 +307,24 @@ class Search:
 
     # ── stages ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _result_of(self, task: StageTask) -> bytes:
-        """The stage's result: from the store when it is done, else from a worker, stored before anything else."""
+    def _is_done(self, task: StageTask) -> bool:
+        stored = self._store.stage(task.study_name, task.kind, task.key)
+        return stored is not None and stored.result is not None
+
+    def _result_of(self, task: StageTask, kept: Callable[[bytes], bytes] = bytes) -> bytes:
+        """The stage's result: from the store when it is done, else from a worker, stored before anything else.
+
+        Args:
+            task: What to run.
+            kept: Makes of a worker's result what the stage keeps of it.
+        """
         stored = self._store.stage(task.study_name, task.kind, task.key)
         if stored is not None and stored.result is not None:
             return stored.result
         for attempt in _attempts(stored):
             row = StageRecord(study_name=task.study_name, kind=task.kind, key=task.key, attempt=attempt)
             self._store.save_stage(row)
-            status = self._wait(replace(task, attempt=attempt))
+            status = _kept(self._wait(replace(task, attempt=attempt)), kept)
             self._store.save_stage(_ended(row, status))
             self._dispatcher.forget(replace(task, attempt=attempt))  # its result is safe; what it held is free again
             if status.result is not None:
@@ -321,6 +355,16 @@ def _attempts(stored: StageRecord | None) -> Iterator[int]:
     """Attempts of this run: numbered on from those of earlier runs, so that each has a name of its own."""
     first = 0 if stored is None else stored.attempt + 1
     return iter(range(first, first + MAX_ATTEMPTS))
+
+
+def _kept(status: StageStatus, kept: Callable[[bytes], bytes]) -> StageStatus:
+    """The status with what is kept of its result; failed where the result contradicts itself."""
+    if status.result is None:
+        return status
+    try:
+        return replace(status, result=kept(status.result))
+    except EngineError as error:
+        return replace(status, result=None, error=error)
 
 
 def _ended(row: StageRecord, status: StageStatus) -> StageRecord:

@@ -7,6 +7,7 @@
     │   ├── SearchSpaceError                a search-space file
     │   ├── ModelError                      a model folder or file, or a name
     │   │   └── TokenizerMismatchError      target and draft do not share token ids
+    │   ├── TraceError                      an acceptance trace that is damaged, or of something else
     │   ├── NotFoundError                   no study, trial, workload … of that name
     │   └── StudyMismatchError              the stored study was made with other settings
     ├── EngineError                     3   an engine could not do what it was asked
@@ -76,6 +77,10 @@ class ModelError(InputError):
 
 class TokenizerMismatchError(ModelError):
     """Target and draft do not give the same ids to the same text."""
+
+
+class TraceError(InputError):
+    """An acceptance trace is damaged, contradicts itself, or is of something else; it is never used."""
 
 
 class NotFoundError(InputError):

@@ -12,6 +12,7 @@ from tuner.records import Prompt, StageKind, TargetOutput
 from tuner.samplers import SamplerName
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
+from tuner.traces import Numerics, TraceKey, decisive, outputs_key
 from tuner.trial import StageTask, StepTiming
 from tuner.workload import Workload
 
@@ -103,11 +104,27 @@ class SearchPlan:
         return self._task(StageKind.BASELINE, NO_SPECULATION, self.workload.search_sample(), timing=timing)
 
     def trace_task(self, draft_name: str, outputs: Sequence[TargetOutput]) -> StageTask:
-        """One draft's proposals along the target's outputs, and the cost of proposing."""
+        """One draft's proposals along the target's outputs, and the cost of proposing; without outputs only that."""
         lengths = tuple(range(1, self.deepest + 1))
         timing = StepTiming(verify_widths=(), draft_lengths=lengths, repeats=STEP_REPEATS)
         speculation = self.space.speculation(draft_name, self.deepest)
         return self._task(StageKind.TRACE, speculation, (), timing=timing, outputs=tuple(outputs))
+
+    def trace_key(self, draft_name: str, outputs: Sequence[TargetOutput], environment: Mapping[str, str]) -> TraceKey:
+        """What a draft's trace along these outputs depends on; ``environment`` is the baseline measurement's."""
+        speculation = self.space.speculation(draft_name, self.deepest)
+        reference = speculation.draft_model
+        return TraceKey(
+            target=self.fingerprints[self.target_name],
+            method=speculation.method,
+            draft=None if reference is None else self.fingerprints[reference],
+            outputs=outputs_key(outputs),
+            sampling=decisive(self.workload.sampling),
+            max_model_len=self.max_model_len,
+            numerics=Numerics.of(self.space.engine, environment, self.weight_format),
+            prompt_lookup_max=speculation.prompt_lookup_max,
+            prompt_lookup_min=speculation.prompt_lookup_min,
+        )
 
     def measure_task(self, speculation: Speculation) -> StageTask:
         """One configuration over the search's prompts."""

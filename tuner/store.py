@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from tuner.errors import ConfigurationError, NotFoundError, StorageError, StudyMismatchError
-from tuner.records import StageKind
+from tuner.records import StageKind, to_json
 from tuner.speculation import Speculation, content_key
+from tuner.traces import unpack_trace
 
 
 class StageState(StrEnum):
@@ -118,12 +120,53 @@ class ParetoEntry:
     Attributes:
         trial_number: The measured trial; None for a predicted configuration.
         is_measured: Only measured members can be recommended or exported.
+        probability: Of being on the true front; None where it was not estimated.
     """
 
     speculation: Speculation
     values: Mapping[str, float]
     trial_number: int | None
     is_measured: bool
+    probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord:
+    """An acceptance trace as an artifact: it belongs to no study, and serves every one that it fits.
+
+    Attributes:
+        key: ``TraceKey.key`` of it; unique in the store.
+        path_key: ``TraceKey.path_key``: equal for traces along the same outputs that other numerics computed.
+        header: What it is of and where it was made, as plain JSON values.
+        depth: Most drafted tokens that it replays.
+        data: As ``pack_trace`` packed it; None in a listing.
+    """
+
+    key: str
+    path_key: str
+    header: Mapping[str, Any]
+    depth: int
+    data: bytes | None
+    created_at: datetime = field(default_factory=utc_now)
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """The record of a packed trace, all of which is checked.
+
+        Raises:
+            TraceError: It cannot be used.
+        """
+        unpacked = unpack_trace(data)
+        key, trace = unpacked.key, unpacked.trace
+        header = {
+            "key": json.loads(to_json(key)),
+            "draft_name": trace.draft_name,
+            "kind": str(trace.kind),
+            "prompts": len(trace.prompts),
+            "output_tokens": sum(len(prompt.proposed) for prompt in trace.prompts),
+            "provenance": dict(unpacked.provenance),
+        }
+        return cls(key=key.key, path_key=key.path_key, header=header, depth=trace.max_drafted_tokens, data=data)
 
 
 class TrialStore(Protocol):
@@ -151,7 +194,11 @@ class TrialStore(Protocol):
         ...
 
     def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
-        """Keep the verdict and replace the front, together."""
+        """Keep the verdict and replace the front, together.
+
+        Raises:
+            StorageError: A probability is none.
+        """
         ...
 
     def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
@@ -186,6 +233,25 @@ class TrialStore(Protocol):
 
     def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
         """All trials of a study by number."""
+        ...
+
+    def save_trace(self, trace: TraceRecord) -> bool:
+        """Keep a trace, unless one of the same key that is at least as deep is kept already.
+
+        Returns:
+            Whether it was written.
+
+        Raises:
+            StorageError: It has no data.
+        """
+        ...
+
+    def trace(self, key: str) -> TraceRecord | None:
+        """The trace of that key with its data, or None."""
+        ...
+
+    def traces(self, path_key: str | None = None) -> tuple[TraceRecord, ...]:
+        """All traces, or those along the same outputs, oldest first and without their data."""
         ...
 
     def close(self) -> None:
@@ -255,6 +321,7 @@ class MemoryStore:
         self._stages: dict[tuple[str, StageKind, str], StageRecord] = {}
         self._trials: dict[tuple[str, int], TrialRecord] = {}
         self._fronts: dict[str, tuple[ParetoEntry, ...]] = {}
+        self._traces: dict[str, TraceRecord] = {}
 
     def add_study(self, study: StudyRecord) -> StudyRecord:
         """See ``TrialStore.add_study``."""
@@ -275,6 +342,7 @@ class MemoryStore:
 
     def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
         """See ``TrialStore.conclude``."""
+        check_front(front)
         self._studies[study_name] = replace(self.study(study_name), conclusion=dict(conclusion))
         self._fronts[study_name] = tuple(front)
 
@@ -308,6 +376,24 @@ class MemoryStore:
         """See ``TrialStore.trials``."""
         mine = (trial for trial in self._trials.values() if trial.study_name == study_name)
         return tuple(sorted(mine, key=lambda trial: trial.number))
+
+    def save_trace(self, trace: TraceRecord) -> bool:
+        """See ``TrialStore.save_trace``."""
+        check_has_data(trace)
+        stored = self._traces.get(trace.key)
+        if stored is not None and stored.depth >= trace.depth:
+            return False
+        self._traces[trace.key] = trace
+        return True
+
+    def trace(self, key: str) -> TraceRecord | None:
+        """See ``TrialStore.trace``."""
+        return self._traces.get(key)
+
+    def traces(self, path_key: str | None = None) -> tuple[TraceRecord, ...]:
+        """See ``TrialStore.traces``."""
+        wanted = (one for one in self._traces.values() if path_key is None or one.path_key == path_key)
+        return tuple(replace(one, data=None) for one in sorted(wanted, key=lambda one: one.created_at))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -345,3 +431,24 @@ def check_trial_change(stored: TrialRecord | None, new: TrialRecord) -> None:
         raise StorageError(f"trial {new.number} of study {new.study_name!r} has values that are not finite: {bad}")
     if stored is not None and stored.state is not TrialState.RUNNING and stored != new:
         raise StorageError(f"trial {new.number} of study {new.study_name!r} is finished and cannot change")
+
+
+def check_front(front: Sequence[ParetoEntry]) -> None:
+    """Refuse a probability that is none: SQLite would keep NaN as "not estimated".
+
+    Raises:
+        StorageError: It lies outside 0 to 1.
+    """
+    for entry in front:
+        if entry.probability is not None and not 0 <= entry.probability <= 1:
+            raise StorageError(f"{entry.speculation.label} cannot be on the front with probability {entry.probability}")
+
+
+def check_has_data(trace: TraceRecord) -> None:
+    """Refuse a trace that comes from a listing.
+
+    Raises:
+        StorageError: It has no data.
+    """
+    if trace.data is None:
+        raise StorageError(f"trace {trace.key} has no data to keep")

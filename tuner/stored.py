@@ -10,6 +10,7 @@ from tuner.decide import Decision
 from tuner.errors import NotFoundError
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, StageKind, TraceResult, from_json
+from tuner.reuse import whole
 from tuner.speculation import EngineConfig, Speculation
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialStore
 
@@ -90,5 +91,5 @@ def _replayable(store: TrialStore, study_name: str) -> tuple[BaselineResult | No
             if stage is not None and stage.result is not None:
                 results[one.kind].append(stage.result)
     baselines = [from_json(BaselineResult, one) for one in results[StageKind.BASELINE]]
-    traces = tuple(from_json(TraceResult, one) for one in results[StageKind.TRACE])
+    traces = tuple(whole(store, from_json(TraceResult, one)) for one in results[StageKind.TRACE])
     return next(iter(baselines), None), traces

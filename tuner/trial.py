@@ -23,6 +23,7 @@ from tuner.records import (
     StageKind,
     TargetOutput,
     TimedSteps,
+    Trace,
     TraceResult,
     to_json,
 )
@@ -50,7 +51,8 @@ class StageTask:
         engine: Name of the engine's entry point.
         config: What is loaded; the baseline is this with ``NO_SPECULATION``.
         prompts: In order of sending.
-        outputs: The target's own outputs, for ``trace`` only.
+        outputs: The target's own outputs, for ``trace`` only; empty where the trace is made already, which leaves
+            the timing.
         timing: Single steps to time, for ``baseline`` and ``trace``.
         deadline_s: Ends the stage this long after it began to run.
     """
@@ -115,10 +117,15 @@ def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> Tr
                 f"engine {task.engine!r} cannot replay drafts", "measure configurations instead of predicting them"
             )
         steps = loaded.time_draft(task.timing.draft_lengths, task.timing.repeats)
-        trace = loaded.trace(task.outputs)
+        trace = loaded.trace(task.outputs) if task.outputs else _trace_of_nothing(task)
         if progress is not None:
             progress(len(task.outputs), len(task.outputs))
         return TraceResult(trace=trace, draft_steps=steps)
+
+
+def _trace_of_nothing(task: StageTask) -> Trace:
+    speculation = task.config.speculation
+    return Trace(draft_name=speculation.draft_name, max_drafted_tokens=speculation.drafted_tokens, prompts=())
 
 
 def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> Artifact:

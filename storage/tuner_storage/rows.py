@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tuner.store import ParetoEntry, StageRecord, StudyRecord, TrialRecord
-from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TrialRow
+from tuner.store import ParetoEntry, StageRecord, StudyRecord, TraceRecord, TrialRecord
+from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
 
 MAX_ERROR_CHARACTERS = 65_536
 """Errors carry the log of what failed; its end says more than its middle, and 64 kB is more than anyone reads."""
@@ -106,6 +106,7 @@ def pareto_entry(row: ParetoRow) -> ParetoEntry:
         values=row.values,
         trial_number=row.trial_number,
         is_measured=row.is_measured,
+        probability=row.probability,
     )
 
 
@@ -118,4 +119,29 @@ def pareto_row(study_id: int, position: int, entry: ParetoEntry) -> ParetoRow:
         values=dict(entry.values),
         trial_number=entry.trial_number,
         is_measured=entry.is_measured,
+        probability=entry.probability,
     )
+
+
+def trace_record(row: TraceRow, *, with_data: bool = True) -> TraceRecord:
+    """The trace of a row; without its data nothing of that size is read."""
+    return TraceRecord(
+        key=row.key,
+        path_key=row.path_key,
+        header=row.header,
+        depth=row.depth,
+        data=row.data if with_data else None,
+        created_at=row.created_at,
+    )
+
+
+def trace_columns(trace: TraceRecord) -> dict[str, Any]:
+    """The trace's values by column."""
+    return {
+        "key": trace.key,
+        "path_key": trace.path_key,
+        "header": dict(trace.header),
+        "depth": trace.depth,
+        "data": trace.data,
+        "created_at": trace.created_at,
+    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from sqlalchemy import Dialect, make_url
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
 from tuner_storage.migrate import VERSION_TABLE
 from tuner_storage.tables import Base
@@ -25,7 +25,10 @@ def schema_sql() -> str:
 
 
 def _section(dialect: Dialect) -> str:
-    statements = [str(CreateTable(table).compile(dialect=dialect)).strip() for table in Base.metadata.sorted_tables]
+    made: list[DDLElement] = []
+    for table in Base.metadata.sorted_tables:
+        made += [CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name)))]
+    statements = [str(one.compile(dialect=dialect)).strip() for one in made]
     lines = "\n".join(line.rstrip().replace("\t", "    ") for line in ";\n\n".join(statements).splitlines())
     return f"\n-- {dialect.name}\n\n{lines};\n"
 

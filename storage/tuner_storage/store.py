@@ -15,7 +15,10 @@ from tuner.store import (
     ParetoEntry,
     StageRecord,
     StudyRecord,
+    TraceRecord,
     TrialRecord,
+    check_front,
+    check_has_data,
     check_same_study,
     check_stage_change,
     check_study_name,
@@ -25,7 +28,7 @@ from tuner.store import (
 from tuner_storage import rows
 from tuner_storage.errors import ConnectionLostError
 from tuner_storage.session import reading, writing
-from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TrialRow
+from tuner_storage.tables import Base, ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
 from tuner_storage.urls import hidden
 
 T = TypeVar("T")
@@ -37,6 +40,9 @@ RECONNECTIONS = Retrying(
     reraise=True,
 )
 """A server that was restarted or cut us off during a transaction; every method may be repeated."""
+
+_NOT_YET = -1
+"""Depth of a trace whose row is made only to be locked: below every real one."""
 
 
 class SqlTrialStore:
@@ -77,6 +83,7 @@ class SqlTrialStore:
 
     def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
         """See ``TrialStore.conclude``."""
+        check_front(front)
         self._write(lambda session: _conclude(session, study_name, conclusion, front))
 
     def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
@@ -103,6 +110,19 @@ class SqlTrialStore:
     def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
         """See ``TrialStore.trials``."""
         return self._read(lambda session: _trials(session, study_name))
+
+    def save_trace(self, trace: TraceRecord) -> bool:
+        """See ``TrialStore.save_trace``."""
+        check_has_data(trace)
+        return self._write(lambda session: _save_trace(session, trace))
+
+    def trace(self, key: str) -> TraceRecord | None:
+        """See ``TrialStore.trace``."""
+        return self._read(lambda session: _trace(session, key))
+
+    def traces(self, path_key: str | None = None) -> tuple[TraceRecord, ...]:
+        """See ``TrialStore.traces``."""
+        return self._read(lambda session: _traces(session, path_key))
 
     def close(self) -> None:
         """Release connections. May be called twice."""
@@ -133,22 +153,26 @@ def _study_row(session: Session, name: str, *, lock: bool = False) -> StudyRow:
 
 
 def _add_study(session: Session, study: StudyRecord) -> StudyRecord:
-    session.execute(_insert_unless_named(session, study))
+    session.execute(_insert_unless_there(session, StudyRow, "name", _study_columns(study)))
     stored = rows.study_record(_study_row(session, study.name))
     check_same_study(stored, study)
     return stored
 
 
-def _insert_unless_named(session: Session, study: StudyRecord) -> Insert:
+def _study_columns(study: StudyRecord) -> dict[str, Any]:
+    return {
+        "name": study.name,
+        "spec": dict(study.spec),
+        "provenance": dict(study.provenance),
+        "created_at": study.created_at,
+        "conclusion": None if study.conclusion is None else dict(study.conclusion),
+    }
+
+
+def _insert_unless_there(session: Session, table: type[Base], unique: str, columns: Mapping[str, Any]) -> Insert:
     dialect = sqlite if session.get_bind().dialect.name == "sqlite" else postgresql
-    insert: Any = dialect.insert(StudyRow)
-    statement: Insert = insert.values(
-        name=study.name,
-        spec=dict(study.spec),
-        provenance=dict(study.provenance),
-        created_at=study.created_at,
-        conclusion=None if study.conclusion is None else dict(study.conclusion),
-    ).on_conflict_do_nothing(index_elements=["name"])
+    insert: Any = dialect.insert(table)
+    statement: Insert = insert.values(**columns).on_conflict_do_nothing(index_elements=[unique])
     return statement
 
 
@@ -198,3 +222,25 @@ def _save_trial(session: Session, trial: TrialRecord) -> None:
 def _trials(session: Session, study_name: str) -> tuple[TrialRecord, ...]:
     by_number = select(TrialRow).join(StudyRow).where(StudyRow.name == study_name).order_by(TrialRow.number)
     return tuple(rows.trial_record(row, study_name) for row in session.scalars(by_number))
+
+
+def _save_trace(session: Session, trace: TraceRecord) -> bool:
+    columns = rows.trace_columns(trace)
+    session.execute(_insert_unless_there(session, TraceRow, "key", {**columns, "depth": _NOT_YET}))
+    row = session.scalars(select(TraceRow).where(TraceRow.key == trace.key).with_for_update()).one()
+    if row.depth >= trace.depth:
+        return False
+    for name, value in columns.items():
+        setattr(row, name, value)
+    return True
+
+
+def _trace(session: Session, key: str) -> TraceRecord | None:
+    row = session.scalar(select(TraceRow).where(TraceRow.key == key))
+    return None if row is None else rows.trace_record(row)
+
+
+def _traces(session: Session, path_key: str | None) -> tuple[TraceRecord, ...]:
+    oldest_first = select(TraceRow).order_by(TraceRow.created_at, TraceRow.id)
+    wanted = oldest_first if path_key is None else oldest_first.where(TraceRow.path_key == path_key)
+    return tuple(rows.trace_record(row, with_data=False) for row in session.scalars(wanted))

@@ -3,6 +3,7 @@
     tuner_study ─┬─ tuner_stage    one row per (study, kind, key); its result deflated
                  ├─ tuner_trial    one row per (study, number)
                  └─ tuner_pareto   the front as last concluded, one row per position
+    tuner_trace                    one row per acceptance trace; belongs to no study
 
 A change here needs a migration in ``migrations/versions`` and a new dump (``python -m tuner_storage.schema``).
 """
@@ -13,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import Enum, ForeignKey, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import Double, Enum, ForeignKey, LargeBinary, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tuner.records import StageKind
@@ -119,3 +120,18 @@ class ParetoRow(Base):
     values: Mapped[dict[str, float]] = mapped_column("objective_values")  # VALUES is a word of SQL
     trial_number: Mapped[int | None]
     is_measured: Mapped[bool]
+    probability: Mapped[float | None] = mapped_column(Double)
+
+
+class TraceRow(Base):
+    """An acceptance trace, made once and used by every study that it fits."""
+
+    __tablename__ = "tuner_trace"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(unique=True)
+    path_key: Mapped[str] = mapped_column(index=True)
+    header: Mapped[dict[str, Any]]
+    depth: Mapped[int]
+    data: Mapped[bytes] = mapped_column(LargeBinary, deferred=True)  # an npz, compressed by itself
+    created_at: Mapped[datetime]

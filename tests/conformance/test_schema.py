@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, inspect, text
 
 from tests.support.schemas import EAGLE, FOLDER
 from tuner.errors import SchemaError
-from tuner.testing.stores import a_finished_trial, a_study
+from tuner.testing.stores import a_finished_trial, a_study, a_trace
 from tuner_storage import open_engine, open_store, optuna_url, schema_status, upgrade
 from tuner_storage.migrate import MIGRATIONS, VERSION_TABLE, is_ours
 from tuner_storage.session import writing
@@ -39,6 +39,8 @@ def upgrade():
         table.add_column(sa.Column("note", sa.Text(), server_default="none"))
 '''
 COLUMN_OF_NEXT = "note"
+HEAD = schema_status(create_engine("sqlite://")).head
+FIRST_WITH_TRACES = "0002"
 
 
 @pytest.fixture
@@ -57,9 +59,8 @@ def open_and_fill(url: str) -> None:
 
 def a_later_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on the program knows one revision more."""
-    head = schema_status(create_engine("sqlite://")).head
     migrations = shutil.copytree(MIGRATIONS, folder / "migrations 100%")
-    (migrations / "versions" / "9999_later.py").write_text(NEXT_REVISION.format(head=head))
+    (migrations / "versions" / "9999_later.py").write_text(NEXT_REVISION.format(head=HEAD))
     monkeypatch.setattr("tuner_storage.migrate.MIGRATIONS", migrations)
 
 
@@ -112,11 +113,11 @@ def test_an_older_schema_is_refused_until_it_is_upgraded(
 ) -> None:
     open_and_fill(database_url)
     a_later_program(tmp_path, monkeypatch)
-    with pytest.raises(SchemaError, match="has the older schema 0001, this program needs 9999") as caught:
+    with pytest.raises(SchemaError, match=f"has the older schema {HEAD}, this program needs 9999") as caught:
         open_store(database_url)
     assert caught.value.hint == "run `tuner db upgrade`"
     assert COLUMN_OF_NEXT not in {column["name"] for column in inspect(engine).get_columns("tuner_study")}
-    assert upgrade(engine).revision == "0001"
+    assert upgrade(engine).revision == HEAD
     assert COLUMN_OF_NEXT in {column["name"] for column in inspect(engine).get_columns("tuner_study")}
     store = open_store(database_url)
     assert store.trials("code-gen") == (a_finished_trial(),)  # though SQLite rebuilt the table that they refer to
@@ -142,8 +143,7 @@ def test_tables_without_a_revision_are_refused(engine: Engine, database_url: str
 
 
 def test_there_is_a_file_of_the_present_schema() -> None:
-    head = schema_status(create_engine("sqlite://")).head
-    assert (FOLDER / f"{head}.sqlite").exists(), "make and commit it: python -m tests.support.schemas"
+    assert (FOLDER / f"{HEAD}.sqlite").exists(), "make and commit it: python -m tests.support.schemas"
 
 
 @pytest.mark.parametrize("released", sorted(FOLDER.glob("*.sqlite")), ids=lambda path: path.stem)
@@ -162,6 +162,20 @@ def test_every_old_schema_upgrades(released: Path, tmp_path: Path) -> None:
     stored = store.stage("code-gen", done.kind, done.key)
     assert stored is not None
     assert stored.result == b'{"wall_s": 1.5}'
+    has_traces = released.stem >= FIRST_WITH_TRACES
+    assert [entry.probability for entry in store.pareto_front("code-gen")] == [0.75 if has_traces else None]
+    assert [(trace.key, trace.depth) for trace in store.traces("cdef")] == ([("89ab", 4)] if has_traces else [])
+    store.close()
+
+
+def test_an_upgraded_database_keeps_traces(tmp_path: Path) -> None:
+    url = f"sqlite:///{shutil.copy(FOLDER / '0001.sqlite', tmp_path)}"
+    engine = open_engine(url)
+    upgrade(engine)
+    engine.dispose()
+    store = open_store(url, create=False)
+    store.save_trace(a_trace())
+    assert store.trace(a_trace().key) == a_trace()
     store.close()
 
 

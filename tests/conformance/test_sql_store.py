@@ -20,7 +20,7 @@ from sqlalchemy import event, make_url, text
 
 from tuner.errors import StorageError
 from tuner.store import StageKind
-from tuner.testing.stores import a_done_stage, a_finished_trial, a_stage, a_study, a_trial, an_entry
+from tuner.testing.stores import a_done_stage, a_finished_trial, a_stage, a_study, a_trace, a_trial, an_entry
 from tuner_storage import SqlTrialStore, open_store
 from tuner_storage.rows import MAX_ERROR_CHARACTERS, cut
 from tuner_storage.session import reading, writing
@@ -139,6 +139,19 @@ def test_results_are_compressed(store: SqlTrialStore) -> None:
         assert session.scalar(text("SELECT length(result) FROM tuner_stage")) < 2000
 
 
+def test_listing_traces_reads_no_data(store: SqlTrialStore) -> None:
+    store.save_trace(a_trace())
+    statements: list[str] = []
+
+    @event.listens_for(store.engine, "before_cursor_execute")
+    def note(_connection: object, _cursor: object, statement: str, *_rest: object) -> None:
+        statements.append(statement)
+
+    assert len(store.traces()) == 1
+    assert any("tuner_trace" in one for one in statements)
+    assert not any("data" in one for one in statements)
+
+
 def test_a_reading_session_cannot_write(store: SqlTrialStore) -> None:
     with pytest.raises(StorageError, match=r"readonly|read-only"), reading(store.engine) as session:
         session.execute(text("UPDATE tuner_study SET name = 'x'"))
@@ -154,6 +167,7 @@ def test_a_writing_session_that_raises_keeps_nothing(store: SqlTrialStore) -> No
 
 
 def test_a_deleted_study_takes_all_of_it_along(store: SqlTrialStore) -> None:
+    store.save_trace(a_trace())
     store.save_trial(a_trial())
     store.save_stage(a_stage())
     store.conclude("code-gen", {}, [an_entry()])
@@ -162,6 +176,7 @@ def test_a_deleted_study_takes_all_of_it_along(store: SqlTrialStore) -> None:
     with reading(store.engine) as session:
         counts = [session.scalar(text(f"SELECT count(*) FROM tuner_{one}")) for one in ("trial", "stage", "pareto")]  # noqa: S608
     assert counts == [0, 0, 0]
+    assert store.trace(a_trace().key) == a_trace()  # it serves the next study
 
 
 @pytest.mark.slow

@@ -12,7 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.speculation import NO_SPECULATION, Method, Speculation
-from tuner.store import ParetoEntry, StageKind, StageRecord, StageState, StudyRecord, TrialRecord, TrialState
+from tuner.store import (
+    ParetoEntry,
+    StageKind,
+    StageRecord,
+    StageState,
+    StudyRecord,
+    TraceRecord,
+    TrialRecord,
+    TrialState,
+)
 from tuner_storage import open_store, schema_status
 
 FOLDER = Path(__file__).parents[1] / "data" / "schemas"
@@ -39,8 +48,11 @@ def write_database(folder: Path) -> Path:
     store.save_stage(StageRecord(study_name="code-gen", kind=StageKind.TRACE, key="4567", error_type="E", error="e"))
     for trial in (_trial(0, NO_SPECULATION, 1000.0), _trial(1, EAGLE, 800.0)):
         store.save_trial(trial)
-    front = [ParetoEntry(speculation=EAGLE, values={"e2e_ms": 800.0}, trial_number=1, is_measured=True)]
-    store.conclude("code-gen", {"verdict": "speculate"}, front)
+    front = ParetoEntry(speculation=EAGLE, values={"e2e_ms": 800.0}, trial_number=1, is_measured=True, probability=0.75)
+    store.conclude("code-gen", {"verdict": "speculate"}, [front])
+    store.save_trace(
+        TraceRecord(key="89ab", path_key="cdef", header={"prompts": 1}, depth=4, data=b"PK\x03\x04", created_at=NOON)
+    )
     revision = schema_status(store.engine).head
     store.close()
     return path.rename(folder / f"{revision}.sqlite")

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
 from tuner.cli.db import app
 from tuner.errors import SchemaError, StorageError
-from tuner_storage import open_engine, open_store
+from tuner_storage import open_engine, open_store, schema_status
+
+HEAD = schema_status(create_engine("sqlite://")).head
 
 
 @pytest.fixture
@@ -23,22 +26,22 @@ def run(*arguments: str) -> str:
 
 
 def test_upgrade_makes_the_tables_once(url: str) -> None:
-    assert run("upgrade", "--storage", url) == f"{url}: upgraded from schema none to 0001\n"
-    assert run("upgrade", "--storage", url) == f"{url}: at schema 0001, nothing to do\n"
+    assert run("upgrade", "--storage", url) == f"{url}: upgraded from schema none to {HEAD}\n"
+    assert run("upgrade", "--storage", url) == f"{url}: at schema {HEAD}, nothing to do\n"
     open_store(url, create=False).close()
 
 
 def test_every_command_prints_one_document(url: str) -> None:
     upgraded = json.loads(run("upgrade", "--storage", url, "--json"))
-    assert upgraded == {"database": url, "previous_revision": None, "revision": "0001"}
-    facts = {"database": url, "revision": "0001", "needed_revision": "0001", "is_current": True}
+    assert upgraded == {"database": url, "previous_revision": None, "revision": HEAD}
+    facts = {"database": url, "revision": HEAD, "needed_revision": HEAD, "is_current": True}
     assert json.loads(run("current", "--storage", url, "--json")) == facts
     assert json.loads(run("check", "--storage", url, "--json")) == {**facts, "ok": True}
 
 
 def test_current_and_check_say_where_and_what(url: str) -> None:
     open_store(url).close()
-    assert run("current", "--storage", url) == f"{url}: schema 0001, this program needs 0001\n"
+    assert run("current", "--storage", url) == f"{url}: schema {HEAD}, this program needs {HEAD}\n"
     assert run("check", "--storage", url) == f"{url}: ok\n"
 
 

@@ -63,7 +63,7 @@ def a_plan(**changes: object) -> SearchPlan:
         target_model="target",
         target_name="target",
         draft_folders={"good": "good", "bad": "bad"},
-        fingerprints={"target": "0"},
+        fingerprints={"target": "0", "good": "1", "bad": "2"},
         workload=workload,
         space=SPACE,
         objectives=DEFAULT_OBJECTIVES,

@@ -27,6 +27,7 @@ from tuner.store import (
     StageRecord,
     StageState,
     StudyRecord,
+    TraceRecord,
     TrialRecord,
     TrialState,
     TrialStore,
@@ -95,6 +96,19 @@ def an_entry(**changes: Any) -> ParetoEntry:
     return replace(
         ParetoEntry(speculation=EAGLE, values={"e2e_ms": 812.25}, trial_number=1, is_measured=True), **changes
     )
+
+
+def a_trace(**changes: Any) -> TraceRecord:
+    """An acceptance trace; a store does not look into its data."""
+    trace = TraceRecord(
+        key="0123456789abcdef",
+        path_key="fedcba9876543210",
+        header={"key": {"target": "ab", "draft": None}, "prompts": 12, "provenance": {"study": "größe"}},
+        depth=4,
+        data=b"PK\x03\x04\x00\xff",
+        created_at=NOON,
+    )
+    return replace(trace, **changes)
 
 
 class TrialStoreContract:
@@ -206,6 +220,19 @@ class TrialStoreContract:
         front = (an_entry(trial_number=9), predicted, an_entry(trial_number=2))
         store.conclude(study.name, {}, front)
         assert store.pareto_front(study.name) == front
+
+    @pytest.mark.parametrize("probability", [None, 0.0, 0.1 + 0.2, 1.0])
+    def test_a_member_of_the_front_keeps_its_probability(
+        self, store: TrialStore, study: StudyRecord, probability: float | None
+    ) -> None:
+        store.conclude(study.name, {}, [an_entry(probability=probability)])
+        assert store.pareto_front(study.name) == (an_entry(probability=probability),)
+
+    @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+    def test_what_is_no_probability_is_refused(self, store: TrialStore, study: StudyRecord, probability: float) -> None:
+        with pytest.raises(StorageError, match="eagle k=3 cannot be on the front with probability"):
+            store.conclude(study.name, {}, [an_entry(probability=probability)])
+        assert store.study(study.name).conclusion is None
 
     def test_before_the_conclusion_there_is_no_front(self, store: TrialStore, study: StudyRecord) -> None:
         assert store.study(study.name).conclusion is None
@@ -328,6 +355,52 @@ class TrialStoreContract:
     def test_a_study_without_trials_has_none(self, store: TrialStore, study: StudyRecord) -> None:
         assert store.trials(study.name) == ()
 
+    def test_a_trace_comes_back_equal_and_belongs_to_no_study(self, store: TrialStore) -> None:
+        assert store.save_trace(a_trace())
+        assert store.trace(a_trace().key) == a_trace()
+
+    def test_an_unknown_trace_is_none(self, store: TrialStore) -> None:
+        store.save_trace(a_trace())
+        assert store.trace("another") is None
+        assert store.trace(a_trace().path_key) is None
+
+    def test_a_deeper_trace_replaces_a_shallower_one(self, store: TrialStore) -> None:
+        deeper = a_trace(depth=9, data=b"deeper", header={"prompts": 13}, created_at=NOON + timedelta(days=1))
+        store.save_trace(a_trace())
+        assert store.save_trace(deeper)
+        assert store.trace(deeper.key) == deeper
+        assert len(store.traces()) == 1
+
+    @pytest.mark.parametrize("depth", [1, 4])
+    def test_a_trace_that_is_no_deeper_changes_nothing(self, store: TrialStore, depth: int) -> None:
+        store.save_trace(a_trace())
+        assert not store.save_trace(a_trace(depth=depth, data=b"other", header={}))
+        assert store.trace(a_trace().key) == a_trace()
+
+    def test_a_trace_of_depth_0_is_kept(self, store: TrialStore) -> None:
+        assert store.save_trace(a_trace(depth=0))
+        assert store.trace(a_trace().key) == a_trace(depth=0)
+
+    def test_traces_come_oldest_first_without_their_data(self, store: TrialStore) -> None:
+        early = a_trace(key="early", created_at=NOON - timedelta(hours=1))
+        store.save_trace(a_trace())
+        store.save_trace(early)
+        assert store.traces() == (replace(early, data=None), replace(a_trace(), data=None))
+
+    def test_traces_along_the_same_outputs_are_found(self, store: TrialStore) -> None:
+        for key, path_key in (("a", "here"), ("b", "elsewhere"), ("c", "here")):
+            store.save_trace(a_trace(key=key, path_key=path_key))
+        assert [one.key for one in store.traces("here")] == ["a", "c"]
+        assert store.traces("nowhere") == ()
+
+    def test_a_store_without_traces_has_none(self, store: TrialStore) -> None:
+        assert store.traces() == ()
+
+    def test_a_trace_from_a_listing_cannot_be_saved(self, store: TrialStore) -> None:
+        with pytest.raises(StorageError, match="no data"):
+            store.save_trace(a_trace(data=None))
+        assert store.traces() == ()
+
     def test_threads_that_write_at_once_lose_nothing(self, store: TrialStore, study: StudyRecord) -> None:
         def write(thread: int) -> None:
             assert store.add_study(study) == study
@@ -373,7 +446,9 @@ class PersistentTrialStoreContract(TrialStoreContract):
     ) -> None:
         store.save_stage(a_done_stage())
         store.save_trial(a_finished_trial())
+        store.save_trace(a_trace())
         store.conclude(study.name, {"verdict": "yes"}, [an_entry()])
+        assert second.trace(a_trace().key) == a_trace()
         assert second.studies() == (replace(study, conclusion={"verdict": "yes"}),)
         assert second.stage(study.name, StageKind.MEASURE, a_stage().key) == a_done_stage()
         assert second.trials(study.name) == (a_finished_trial(),)
@@ -402,6 +477,17 @@ class PersistentTrialStoreContract(TrialStoreContract):
             given = list(pool.map(add, range(8)))
         assert len(store.studies()) == 1
         assert set(map(repr, given)) == {repr(store.study("code-gen"))}
+
+    def test_of_traces_that_several_make_at_once_the_deepest_is_kept(
+        self, store: TrialStore, second: TrialStore
+    ) -> None:
+        def save(depth: int) -> bool:
+            return (store, second)[depth % 2].save_trace(a_trace(depth=depth, data=str(depth).encode()))
+
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            written = list(pool.map(save, (3, 6, 1, 8, 2, 7)))
+        assert written[3]
+        assert second.trace(a_trace().key) == a_trace(depth=8, data=b"8")
 
     def test_of_two_results_for_one_stage_one_is_kept_and_the_other_refused(
         self, store: TrialStore, second: TrialStore, study: StudyRecord

@@ -1,0 +1,72 @@
+"""A trace is made once: finding it in the store, keeping it there as an artifact, and putting it back into a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tuner.errors import MeasurementError, StorageError, TraceError
+from tuner.records import TraceResult
+from tuner.store import TraceRecord, TrialStore
+from tuner.traces import TraceKey, cut_to, pack_trace, unpack_trace
+
+
+def holds_trace(store: TrialStore, key: TraceKey, depth: int) -> bool:
+    """Whether the store has this very trace, for at least ``depth`` drafted tokens.
+
+    Raises:
+        TraceError: It has, and the trace is damaged.
+    """
+    kept = store.trace(key.key)
+    if kept is None or kept.data is None or kept.depth < depth:
+        return False
+    unpack_trace(kept.data, key)
+    return True
+
+
+def transferred_traces(store: TrialStore, key: TraceKey) -> tuple[TraceRecord, ...]:
+    """Traces along the same outputs that other numerics computed, deepest first, without their data.
+
+    Such a trace is *transferred*: its interval is to be widened by ``share_of_near_ties``.
+    """
+    others = [one for one in store.traces(key.path_key) if one.key != key.key]
+    return tuple(sorted(others, key=lambda one: -one.depth))
+
+
+def keep_trace(store: TrialStore, result: TraceResult, key: TraceKey, provenance: Mapping[str, Any]) -> TraceResult:
+    """Store the result's trace as an artifact, and give back the result that refers to it.
+
+    Raises:
+        MeasurementError: The trace contradicts itself; nothing is stored.
+    """
+    try:
+        record = TraceRecord.of(pack_trace(result.trace, key, provenance))
+    except TraceError as error:
+        raise MeasurementError(f"{result.trace.draft_name}: {error.message}", error.hint) from error
+    store.save_trace(record)
+    return referring(result, key)
+
+
+def referring(result: TraceResult, key: TraceKey) -> TraceResult:
+    """The result with its trace's prompts left out, because the artifact of ``key`` has them."""
+    return replace(result, trace=replace(result.trace, prompts=()), trace_key=key.key)
+
+
+def whole(store: TrialStore, result: TraceResult) -> TraceResult:
+    """The result with its trace put back, as deep as it was asked for and under the name that the draft has there.
+
+    Raises:
+        StorageError: The artifact is not in this database.
+        TraceError: It is damaged.
+    """
+    if result.trace_key is None:  # written before traces were artifacts
+        return result
+    kept = store.trace(result.trace_key)
+    if kept is None or kept.data is None:
+        raise StorageError(
+            f"the acceptance trace {result.trace_key} of {result.trace.draft_name} is not in the database",
+            "bring it back with `tuner traces import FILE`, or search under another --name",
+        )
+    trace = cut_to(unpack_trace(kept.data).trace, result.trace.max_drafted_tokens)
+    return replace(result, trace=replace(trace, draft_name=result.trace.draft_name))
