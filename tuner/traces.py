@@ -19,18 +19,9 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tuner.errors import TraceError
-from tuner.records import (
-    GREEDY,
-    WORST_RANK,
-    PromptTrace,
-    Sampling,
-    TargetOutput,
-    Trace,
-    TraceKind,
-    from_json,
-    to_json,
-)
+from tuner.records import GREEDY, PromptTrace, Sampling, TargetOutput, Trace, TraceKind, from_json, to_json
 from tuner.speculation import Method, content_key
+from tuner.trace_checks import MAKE_AGAIN, check_trace
 
 FORMAT_VERSION = 1
 """Raised when a file of before means something else."""
@@ -39,7 +30,6 @@ _FORMAT = "specdec-tuner acceptance trace"
 _MAX_UNPACKED_BYTES = 2 << 30
 """10,000 prompts of 4,096 tokens with all columns take half of it; a file that swells to more is not a trace."""
 
-_AGAIN = "make the trace again, or export it again where it was made"
 _COUNTS = ("proposed", "matched", "ranks", "unknown")
 _REALS = ("target_probabilities", "draft_probabilities", "top2_gaps")
 _HEADER = "header"
@@ -171,6 +161,13 @@ def share_of_near_ties(trace: Trace, noise: float) -> float | None:
     return float((gaps < noise).mean()) if gaps.size else None
 
 
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, one in value.items():
+        flat |= _flat(one, f"{prefix}{name}.") if isinstance(one, Mapping) else {prefix + name: one}
+    return flat
+
+
 # ── packing ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -295,27 +292,27 @@ def _read_arrays(data: bytes) -> dict[str, NDArray[Any]]:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             unpacked_bytes = sum(member.file_size for member in archive.infolist())
         if unpacked_bytes > _MAX_UNPACKED_BYTES:
-            raise TraceError(f"a trace file that unpacks to {unpacked_bytes} bytes is none", _AGAIN)
+            raise TraceError(f"a trace file that unpacks to {unpacked_bytes} bytes is none", MAKE_AGAIN)
         with np.load(BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, RuntimeError, MemoryError) as error:
-        raise TraceError(f"not a trace file, or a damaged one: {error}", _AGAIN) from error
+        raise TraceError(f"not a trace file, or a damaged one: {error}", MAKE_AGAIN) from error
     expected = {_HEADER, *(name for one in (*_COUNTS, *_REALS) for name in (one, _lengths(one)))}
     if set(arrays) != expected:
         wrong = ", ".join(sorted(set(arrays) ^ expected))
-        raise TraceError(f"not a trace file: missing or unknown in it: {wrong}", _AGAIN)
+        raise TraceError(f"not a trace file: missing or unknown in it: {wrong}", MAKE_AGAIN)
     return arrays
 
 
 def _read_header(array: NDArray[Any] | None) -> _Header:
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
-        raise TraceError("not a trace file: its header is no text", _AGAIN)
+        raise TraceError("not a trace file: its header is no text", MAKE_AGAIN)
     try:
         raw = json.loads(array.tobytes())
     except ValueError as error:
-        raise TraceError(f"the header of the trace is no JSON: {error}", _AGAIN) from error
+        raise TraceError(f"the header of the trace is no JSON: {error}", MAKE_AGAIN) from error
     if not isinstance(raw, dict) or raw.get("format") != _FORMAT or not isinstance(raw.get("key"), dict):
-        raise TraceError("not a trace file: its header does not say that it is one", _AGAIN)
+        raise TraceError("not a trace file: its header does not say that it is one", MAKE_AGAIN)
     version = raw["key"].get("format_version")
     if version != FORMAT_VERSION:
         raise TraceError(
@@ -327,7 +324,7 @@ def _read_header(array: NDArray[Any] | None) -> _Header:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise TraceError(f"the header of the trace is not valid: {place}: {first['msg']}", _AGAIN) from error
+        raise TraceError(f"the header of the trace is not valid: {place}: {first['msg']}", MAKE_AGAIN) from error
 
 
 def _column(arrays: Mapping[str, NDArray[Any]], name: str, prompts: int) -> list[tuple[Any, ...]]:
@@ -335,10 +332,10 @@ def _column(arrays: Mapping[str, NDArray[Any]], name: str, prompts: int) -> list
     values, lengths = arrays[name], arrays[_lengths(name)]
     kinds = "f" if name in _REALS else "iu"
     if not _is_row(values, kinds) or not _is_row(lengths, "iu"):
-        raise TraceError(f"the trace's {name} are not numbers of their kind", _AGAIN)
+        raise TraceError(f"the trace's {name} are not numbers of their kind", MAKE_AGAIN)
     if len(lengths) != prompts or (lengths < 0).any() or int(lengths.sum(dtype=np.int64)) != len(values):
         raise TraceError(
-            f"the trace holds {len(values)} {name} for {prompts} prompts, and lengths that say otherwise", _AGAIN
+            f"the trace holds {len(values)} {name} for {prompts} prompts, and lengths that say otherwise", MAKE_AGAIN
         )
     flat, ends = values.tolist(), np.cumsum(lengths, dtype=np.int64).tolist()
     return [tuple(flat[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
@@ -346,73 +343,3 @@ def _column(arrays: Mapping[str, NDArray[Any]], name: str, prompts: int) -> list
 
 def _is_row(array: object, kinds: str) -> bool:
     return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in kinds
-
-
-# ── checking ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def check_trace(trace: Trace) -> None:
-    """Refuse a trace that contradicts itself.
-
-    Raises:
-        TraceError: Names the prompt, the position and the value.
-    """
-    if trace.max_drafted_tokens < 0:
-        raise TraceError(f"the trace's depth is {trace.max_drafted_tokens}", _AGAIN)
-    ids = [prompt.prompt_id for prompt in trace.prompts]
-    twice = next((one for one in ids if ids.count(one) > 1), None) if len(set(ids)) < len(ids) else None
-    if twice is not None:
-        raise TraceError(f"prompt {twice!r} is in the trace twice", _AGAIN)
-    for prompt in trace.prompts:
-        _check_lengths(prompt)
-        _check_values(prompt, trace.max_drafted_tokens)
-        _check_unknown(prompt, trace.kind)
-
-
-def _check_lengths(prompt: PromptTrace) -> None:
-    length = len(prompt.proposed)
-    if length > prompt.max_output_tokens:
-        raise _wrong(prompt, f"{length} positions, above its cap of {prompt.max_output_tokens}")
-    for name in ("matched", "ranks", *_REALS):
-        found = len(getattr(prompt, name))
-        if found != length and (found or name == "matched"):
-            raise _wrong(prompt, f"{length} proposed and {found} {name}")
-
-
-def _check_values(prompt: PromptTrace, depth: int) -> None:
-    proposed, matched = np.asarray(prompt.proposed, dtype=np.int64), np.asarray(prompt.matched, dtype=np.int64)
-    left = len(proposed) - np.arange(len(proposed))  # no more can match than is left of the output
-    limits: dict[str, tuple[str, Any]] = {
-        "proposed": ("the trace's depth", depth),
-        "matched": ("what was proposed and what is left of the output", np.minimum(proposed, left)),
-        "ranks": ("the worst rank", WORST_RANK),
-        "target_probabilities": ("1", 1.0),
-        "draft_probabilities": ("1", 1.0),
-        "top2_gaps": ("infinity", np.inf),
-    }
-    for name, (limit, most) in limits.items():
-        values = matched if name == "matched" else np.asarray(getattr(prompt, name))
-        if values.size:
-            bad = np.flatnonzero(~((values >= 0) & (values <= most)))  # NaN is neither
-            if bad.size:
-                place = int(bad[0])
-                raise _wrong(prompt, f"{name} at position {place} is {values[place]}, outside 0 to {limit}")
-
-
-def _check_unknown(prompt: PromptTrace, kind: TraceKind) -> None:
-    if prompt.unknown and kind is not TraceKind.LOGGED:
-        raise _wrong(prompt, f"unknown positions, which a trace of kind {kind} has none of")
-    outside = [place for place in prompt.unknown if not 0 <= place < len(prompt.proposed)]
-    if outside:
-        raise _wrong(prompt, f"unknown position {outside[0]}, outside its {len(prompt.proposed)}")
-
-
-def _wrong(prompt: PromptTrace, what: str) -> TraceError:
-    return TraceError(f"trace of prompt {prompt.prompt_id!r}: {what}", _AGAIN)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, one in value.items():
-        flat |= _flat(one, f"{prefix}{name}.") if isinstance(one, Mapping) else {prefix + name: one}
-    return flat
