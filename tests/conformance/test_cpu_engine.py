@@ -12,9 +12,8 @@ from tests.support.tiny_models import write_eagle, write_model, write_perturbed,
 from tuner.engines.cpu import eagle, model
 from tuner.engines.cpu.engine import CpuEngine
 from tuner.records import Prompt, Sampling
-from tuner.replay import replay
 from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
-from tuner.testing.answers import answers, arrivals, assert_same_outputs, target_output
+from tuner.testing.answers import answers, arrivals, assert_same_outputs
 from tuner.testing.engines import EngineContract, load
 
 # Two of the contract's prompts come to this token under the seed below, two do not.
@@ -29,6 +28,7 @@ def a_draft(name: str, folder: Path, method: Method = Method.DRAFT_MODEL) -> Spe
 class TestCpuEngine(EngineContract):
     max_output_tokens = LONGEST_OUTPUT
     temperature = 8.0
+    a_seed_fixes_the_output = True
     architecture = "llama"
     weight_format = "auto"
 
@@ -88,9 +88,6 @@ class TestCpuEngine(EngineContract):
             with load(engine, config, replace(draft, drafted_tokens=3), artifact_dir) as loaded:
                 found = answers(loaded.run(requests))
                 assert_same_outputs(found, alone, name)
-                trace = loaded.trace([target_output(prompt, alone, 24) for prompt in prompts])
-            # Proposals depend on the text alone, so sampled outputs are replayed as exactly as greedy ones.
-            assert replay(trace, 3).rounds.tolist() == [found[prompt.prompt_id].finished.rounds for prompt in prompts]
 
     def test_a_long_prompt_is_read_in_several_passes(
         self, engine: CpuEngine, config: EngineConfig, drafts: Mapping[str, Speculation], artifact_dir: str

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tuner.engines.cpu.sampling import Sampler, chooser, confirm, distribution, num_accepted
+from tuner.engines.cpu.sampling import Sampler, chooser, confirm, num_accepted
+from tuner.engines.logits import distribution
 from tuner.records import GREEDY, Sampling
 
 LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.0, 0.0])
@@ -17,7 +18,8 @@ PROBABILITIES = torch.softmax(LOGITS, 0)
 
 def kept(sampling: Sampling) -> dict[int, float]:
     probabilities, token_ids = distribution(LOGITS, sampling)
-    return dict(zip(token_ids.tolist(), probabilities.tolist(), strict=True))
+    pairs = zip(token_ids.tolist(), probabilities.tolist(), strict=True)
+    return {token: probability for token, probability in pairs if probability > 0}
 
 
 def test_temperature_one_keeps_the_distribution() -> None:

@@ -10,6 +10,9 @@ from typing import ClassVar, Protocol, Self, runtime_checkable
 from tuner.records import GREEDY, Arrival, Counters, Event, Sampling, TargetOutput, TimedSteps, Trace
 from tuner.speculation import EngineConfig, Method
 
+DEEPEST_REPLAY = 64
+"""Depth of traces in which depth costs nothing: no search space asks for more drafted tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -79,7 +82,7 @@ class Replayable(Protocol):
     """A loaded engine that can say what its draft would have proposed, and time single steps."""
 
     def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
-        """Proposals of the loaded draft at every position of every output, for k up to the loaded one.
+        """Proposals of the loaded draft at every position of every output, for k up to the loaded one at least.
 
         ``sampling`` is how the target chose the outputs: probabilities are kept where it was not greedy.
         """

@@ -10,6 +10,7 @@ from scipy.stats import chi2_contingency
 from tuner.engines.base import LoadedEngine
 from tuner.records import (
     GREEDY,
+    WORST_RANK,
     Arrival,
     Chunk,
     Counters,
@@ -21,11 +22,15 @@ from tuner.records import (
     Sent,
     TargetOutput,
     TimedSteps,
+    Trace,
 )
+from tuner.replay import ReplayedRounds
 
 SAMPLED_REQUESTS = 300
 # Fewer observations of a token than this are counted together: the chi-square approximation needs some.
 RARE = 10
+# A softmax in single precision may give a certain token a little more than 1.
+ROUNDING = 1e-5
 
 
 @dataclass(slots=True)
@@ -119,6 +124,32 @@ def assert_timed(timed: TimedSteps, step: str, sizes: Sequence[int], batch: int)
     assert (timed.step, tuple(timed.seconds), timed.batch) == (step, tuple(sizes), batch)
     assert all(len(observed) == 2 for observed in timed.seconds.values())
     assert all(seconds > 0 for observed in timed.seconds.values() for seconds in observed)
+
+
+def assert_trace_is_whole(trace: Trace, outputs: Sequence[TargetOutput], sampling: Sampling) -> None:
+    """A trace has one entry for each token of each output, and its parts do not contradict each other."""
+    assert trace.sampling == sampling
+    for prompt, output in zip(trace.prompts, outputs, strict=True):
+        length = len(output.token_ids)
+        assert prompt.prompt_id == output.prompt.prompt_id
+        assert len(prompt.proposed) == len(prompt.matched) == length
+        assert all(m <= p <= trace.max_drafted_tokens for m, p in zip(prompt.matched, prompt.proposed, strict=True))
+        optional = (prompt.ranks, prompt.target_probabilities, prompt.draft_probabilities, prompt.top2_gaps)
+        assert all(len(one) in {0, length} for one in optional)
+        assert all(0 <= rank <= WORST_RANK for rank in prompt.ranks)
+        # The first proposed token is the draft's most likely one.
+        assert all((m > 0) == (rank == 0) for m, rank in zip(prompt.matched[1:], prompt.ranks[1:], strict=False))
+        assert all(0 < p < 1 + ROUNDING for p in prompt.target_probabilities)
+        assert all(0 <= q < 1 + ROUNDING for q in prompt.draft_probabilities)
+        assert bool(prompt.target_probabilities) == (sampling.temperature > 0)
+
+
+def assert_rounds_are(replayed: ReplayedRounds, found: Mapping[str, Answer], where: str) -> None:
+    """Every request ran through the rounds, drafts and acceptances that replay says."""
+    ran = [found[prompt_id].finished for prompt_id in replayed.prompt_ids]
+    assert replayed.rounds.tolist() == [end.rounds for end in ran], where
+    assert replayed.drafted.tolist() == [end.drafted_tokens for end in ran], where
+    assert replayed.accepted.tolist() == [end.accepted_tokens for end in ran], where
 
 
 def target_output(prompt: Prompt, alone: Mapping[str, Answer], max_output_tokens: int) -> TargetOutput:

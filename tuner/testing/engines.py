@@ -24,7 +24,7 @@ import pytest
 
 from tuner.engines.base import Engine, LoadedEngine, Replayable
 from tuner.errors import UnsupportedConfigurationError
-from tuner.records import Arrival, Failed, Finished, Prompt, Sampling, Sent
+from tuner.records import GREEDY, Arrival, Failed, Finished, Prompt, Sampling, Sent
 from tuner.replay import replay
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation
 from tuner.testing.answers import (
@@ -33,8 +33,10 @@ from tuner.testing.answers import (
     answers,
     arrivals,
     assert_counters_agree,
+    assert_rounds_are,
     assert_same_outputs,
     assert_timed,
+    assert_trace_is_whole,
     p_value_of_same_distribution,
     target_output,
     third_tokens,
@@ -56,6 +58,8 @@ class EngineContract:
     max_output_tokens = 40
     # At which the target hesitates between its three most likely tokens.
     temperature = 1.0
+    # Whether a seed gives the same output with every draft, which are then replayed along it token by token.
+    a_seed_fixes_the_output = False
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -308,7 +312,38 @@ class EngineContract:
                 first, second = answers(loaded.run(requests)), answers(loaded.run(requests))
             assert_same_outputs(second, first, name)
 
+    @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
     def test_replay_gives_the_rounds_that_the_engine_runs(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        drafts: Mapping[str, Speculation],
+        prompts: tuple[Prompt, ...],
+        artifact_dir: str,
+        sampled: bool,
+    ) -> None:
+        if sampled and not self.a_seed_fixes_the_output:
+            pytest.skip("this engine's sampled outputs depend on the draft, so they are replayed on average only")
+        sampling = Sampling(temperature=self.temperature / 2, top_p=0.9, seed=2) if sampled else GREEDY
+        requests = arrivals(prompts, max_output_tokens=self.max_output_tokens, sampling=sampling)
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            alone = answers(loaded.run(requests))
+        outputs = [target_output(prompt, alone, self.max_output_tokens) for prompt in prompts]
+        for name, draft in drafts.items():
+            widest = replace(draft, drafted_tokens=max(REPLAYED_DRAFTED_TOKENS))
+            if not engine.replay_is_exact(replace(config, speculation=widest)):
+                continue
+            with load(engine, config, widest, artifact_dir) as loaded:
+                assert isinstance(loaded, Replayable)
+                trace = loaded.trace(outputs, sampling)
+            assert_trace_is_whole(trace, outputs, sampling)
+            for drafted_tokens in REPLAYED_DRAFTED_TOKENS:
+                with load(engine, config, replace(draft, drafted_tokens=drafted_tokens), artifact_dir) as loaded:
+                    found = answers(loaded.run(requests))
+                assert_same_outputs(found, alone, name)
+                assert_rounds_are(replay(trace, drafted_tokens), found, f"{name} k={drafted_tokens}")
+
+    def test_a_choice_is_as_clear_with_a_draft_as_without(
         self,
         engine: Engine,
         config: EngineConfig,
@@ -317,24 +352,19 @@ class EngineContract:
         alone: dict[str, Answer],
         artifact_dir: str,
     ) -> None:
-        requests = arrivals(prompts, max_output_tokens=self.max_output_tokens)
         outputs = [target_output(prompt, alone, self.max_output_tokens) for prompt in prompts]
-        for name, draft in drafts.items():
-            widest = replace(draft, drafted_tokens=max(REPLAYED_DRAFTED_TOKENS))
-            if not engine.replay_is_exact(replace(config, speculation=widest)):
-                continue
-            with load(engine, config, widest, artifact_dir) as loaded:
+        with load(engine, config, NO_SPECULATION, artifact_dir) as loaded:
+            if not isinstance(loaded, Replayable):
+                pytest.skip("this engine cannot replay")
+            gaps = loaded.top2_gaps(outputs)
+        assert [len(one) for one in gaps] == [len(output.token_ids) for output in outputs]
+        assert all(gap >= 0 for one in gaps for gap in one)
+        for draft in drafts.values():
+            with load(engine, config, replace(draft, drafted_tokens=1), artifact_dir) as loaded:
                 assert isinstance(loaded, Replayable)
-                trace = loaded.trace(outputs)
-            for drafted_tokens in REPLAYED_DRAFTED_TOKENS:
-                with load(engine, config, replace(draft, drafted_tokens=drafted_tokens), artifact_dir) as loaded:
-                    found = answers(loaded.run(requests))
-                replayed = replay(trace, drafted_tokens)
-                ran = [found[prompt_id].finished for prompt_id in replayed.prompt_ids]
-                where = (name, drafted_tokens)
-                assert replayed.rounds.tolist() == [end.rounds for end in ran], where
-                assert replayed.drafted.tolist() == [end.drafted_tokens for end in ran], where
-                assert replayed.accepted.tolist() == [end.accepted_tokens for end in ran], where
+                assert [prompt.top2_gaps for prompt in loaded.trace(outputs).prompts] == [
+                    pytest.approx(one) for one in gaps
+                ]
 
     def test_steps_are_timed_at_every_size_and_batch(
         self, engine: Engine, config: EngineConfig, drafts: Mapping[str, Speculation], artifact_dir: str

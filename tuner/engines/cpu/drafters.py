@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tuner.engines.cpu.attention import Segment
 from tuner.engines.cpu.model import LanguageModel
-from tuner.records import TraceKind
+from tuner.engines.logits import runs_of_hits
+from tuner.records import GREEDY, TraceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,24 @@ class Ask:
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What a draft does along one output, as in ``PromptTrace``: an entry for each position 0 … N - 1."""
+
+    proposed: tuple[int, ...]
+    matched: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+
+
 class Drafter(Protocol):
     """Proposes tokens for the requests in its slots.
 
     Attributes:
         kind: What a replay of it is.
-        uses_hidden_states: Whether replay needs the target's hidden states.
         weight_bytes: Read to propose one token.
     """
 
     kind: TraceKind
-    uses_hidden_states: bool
     weight_bytes: int
 
     def start(self, slot: int, prompt: Sequence[int], hidden: Tensor) -> None:
@@ -48,16 +56,14 @@ class Drafter(Protocol):
         """The round is over: ``hidden`` are the target's states of the rows that became certain."""
         ...
 
-    def replay(
-        self, tokens: Sequence[int], prompt_tokens: int, count: int, hidden: Tensor
-    ) -> Iterator[tuple[int, int]]:
-        """Tokens proposed and leading matches at each position 1 … N - 1 of an output, in order.
+    def replay(self, tokens: Sequence[int], prompt_tokens: int, count: int, hidden: Tensor) -> Replayed:
+        """Proposals at every position of an output of one token or more.
 
         Args:
             tokens: Prompt and output.
             prompt_tokens: How many of them are the prompt.
             count: Tokens wanted at each position, k.
-            hidden: The target's states of ``tokens`` [tokens, hidden]; empty unless ``uses_hidden_states``.
+            hidden: The target's states of all ``tokens`` but the last [tokens - 1, hidden].
         """
         ...
 
@@ -66,7 +72,6 @@ class NoDrafter:
     """Proposes nothing: the target alone."""
 
     kind = TraceKind.PROPOSALS
-    uses_hidden_states = False
     weight_bytes = 0
 
     def start(self, slot: int, prompt: Sequence[int], hidden: Tensor) -> None:
@@ -85,16 +90,16 @@ class NoDrafter:
         prompt_tokens: int,
         count: int,  # noqa: ARG002
         hidden: Tensor,  # noqa: ARG002
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Replayed:
         """Nothing proposed anywhere."""
-        return iter([(0, 0)] * (len(tokens) - prompt_tokens - 1))
+        nothing = (0,) * (len(tokens) - prompt_tokens)
+        return Replayed(proposed=nothing, matched=nothing)
 
 
 class ModelDrafter:
     """An autoregressive draft model with a cache of its own, rolled back to what was accepted."""
 
     kind = TraceKind.TEACHER_FORCED
-    uses_hidden_states = False
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -133,15 +138,12 @@ class ModelDrafter:
         prompt_tokens: int,
         count: int,
         hidden: Tensor,  # noqa: ARG002
-    ) -> Iterator[tuple[int, int]]:
+    ) -> Replayed:
         """One teacher-forced pass: a proposal's next token is the same pass as long as it was right before."""
-        states = self._model.prefill(0, tokens[:-1])
-        agrees = (self._model.choose(states[prompt_tokens:]) == torch.tensor(tokens[prompt_tokens + 1 :])).tolist()
-        runs, run = [], 0
-        for agreed in reversed(agrees):
-            run = run + 1 if agreed else 0
-            runs.append((count, min(run, count)))
-        return reversed(runs)
+        states = self._model.prefill(0, tokens[:-1])[prompt_tokens - 1 :]
+        ranks = self._model.facts(states, tokens[prompt_tokens:], GREEDY).ranks
+        proposed, matched = runs_of_hits(ranks, count)
+        return Replayed(proposed=proposed, matched=matched, ranks=ranks)
 
 
 # The draft's most likely token after each row of states.

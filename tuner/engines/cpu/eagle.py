@@ -6,16 +6,16 @@ head feeds on its own states; afterwards its cache entries are computed again fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tuner.engines.cpu.attention import BranchAttention, Segment
-from tuner.engines.cpu.drafters import Ask, continue_greedily, last_rows
+from tuner.engines.cpu.drafters import Ask, Replayed, continue_greedily, last_rows
 from tuner.engines.cpu.kernels import Linear
 from tuner.engines.cpu.model import PREFILL_ROWS, LanguageModel
-from tuner.engines.cpu.ngram import leading_matches
+from tuner.proposers import leading_matches
 from tuner.records import TraceKind
 
 
@@ -28,7 +28,6 @@ class EagleDrafter:
     """
 
     kind = TraceKind.ROLLOUTS
-    uses_hidden_states = True
 
     def __init__(self, model: LanguageModel, fuse: Linear, fuse_bytes: int) -> None:
         self._model, self._fuse = model, fuse
@@ -78,10 +77,10 @@ class EagleDrafter:
         else:
             self._pending[slot] = torch.cat([self._pending[slot], hidden])
 
-    def replay(
-        self, tokens: Sequence[int], prompt_tokens: int, count: int, hidden: Tensor
-    ) -> Iterator[tuple[int, int]]:
+    def replay(self, tokens: Sequence[int], prompt_tokens: int, count: int, hidden: Tensor) -> Replayed:
         """Roll out from every position at once, each branch seeing only what its round would have seen."""
+        if len(tokens) - prompt_tokens < 2:  # no round begins
+            return Replayed(proposed=(0,), matched=(0,))
         entries = torch.cat(self._read(0, tokens[:-1], hidden))
         # A round after output token s - 1 starts from the entry of token prompt_tokens + s - 1, the first of which
         # is the entry after the prompt's own.
@@ -95,5 +94,8 @@ class EagleDrafter:
             if depth + 1 < count:
                 states = self._model.stack.forward(self._inputs(chosen, states), branches)
                 branches.step()
-        for index, proposed in enumerate(torch.stack(columns, 1).tolist()):
-            yield count, leading_matches(proposed, tokens[prompt_tokens + 1 + index :])
+        matched = [
+            leading_matches(proposed, tokens[prompt_tokens + 1 + index :])
+            for index, proposed in enumerate(torch.stack(columns, 1).tolist())
+        ]
+        return Replayed(proposed=(0, *[count] * len(matched)), matched=(0, *matched))

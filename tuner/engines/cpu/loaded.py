@@ -10,7 +10,7 @@ import torch
 
 from tuner.engines.cpu.decode import Decoder
 from tuner.engines.cpu.kernels import Kernel
-from tuner.engines.cpu.replay import top2_gaps, trace_output
+from tuner.engines.cpu.replay import replayed_depth, top2_gaps, trace_output
 from tuner.engines.cpu.threads import ThreadChoice
 from tuner.engines.cpu.timing import time_draft, time_draft_prefill, time_verify
 from tuner.errors import EngineError
@@ -61,8 +61,8 @@ class LoadedCpuEngine:
         decoder = self._decoder()
         return Trace(
             draft_name=self._config.speculation.draft_name,
-            max_drafted_tokens=self._config.speculation.drafted_tokens,
-            prompts=tuple(trace_output(decoder, output) for output in outputs),
+            max_drafted_tokens=replayed_depth(decoder),
+            prompts=tuple(trace_output(decoder, output, sampling) for output in outputs),
             kind=decoder.drafter.kind,
             sampling=sampling,
         )

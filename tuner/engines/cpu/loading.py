@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,14 +14,15 @@ from tuner.engines.cpu.eagle import EagleDrafter
 from tuner.engines.cpu.kernels import Kernel, kernel_of
 from tuner.engines.cpu.limits import EAGLE, SHALLOW, lookup_lengths
 from tuner.engines.cpu.loaded import LoadedCpuEngine
+from tuner.engines.cpu.lookup import LookupDrafter
 from tuner.engines.cpu.model import LanguageModel, open_model, output_matrix
-from tuner.engines.cpu.ngram import NgramDrafter
 from tuner.engines.cpu.threads import choose_threads
 from tuner.engines.cpu.transformer import Stack
 from tuner.engines.cpu.weights import DRAFT_VOCABULARY, FUSE, Weights
 from tuner.errors import ModelError, OutOfDeviceMemoryError
 from tuner.models.config import read_model_config
 from tuner.models.tokenizer import ChatTokenizer
+from tuner.proposers import NgramIndex
 from tuner.speculation import EngineConfig, Method
 
 FLOAT_BYTES = 4
@@ -73,7 +75,7 @@ def open_drafter(config: EngineConfig, target: LanguageModel, kernel: Kernel) ->
     if speculation.method is Method.NONE:
         return NoDrafter()
     if speculation.method is Method.NGRAM:
-        return NgramDrafter(*lookup_lengths(speculation))
+        return LookupDrafter(partial(NgramIndex, *lookup_lengths(speculation)))
     if speculation.draft_model is None:
         raise ModelError(f"{speculation.label} names no draft_model", "give the folder of the draft's weights")
     folder = Path(speculation.draft_model)

@@ -13,7 +13,9 @@ from tuner.engines.cpu.attention import Segment
 from tuner.engines.cpu.kernels import Kernel, Linear
 from tuner.engines.cpu.transformer import Stack
 from tuner.engines.cpu.weights import EMBEDDING, OUTPUT, Weights
+from tuner.engines.logits import ABSENT, TokenFacts, token_facts
 from tuner.models.config import ModelConfig, read_model_config
+from tuner.records import Sampling
 
 # Rows of one pass over a prompt. Longer prompts take several passes, so that masks stay a few megabytes.
 PREFILL_ROWS = 512
@@ -33,6 +35,7 @@ class LanguageModel:
         self, *, embedding: Tensor, stack: Stack, output: Tensor, kernel: Kernel, token_ids: Tensor | None = None
     ) -> None:
         self.embedding, self.stack, self.token_ids = embedding, stack, token_ids
+        self._choices = len(output)
         self.logits: Linear = kernel.prepare(output, None)
         self.weight_bytes = stack.weight_bytes + output.numel() * kernel.bytes_per_weight
 
@@ -51,6 +54,20 @@ class LanguageModel:
             ids = torch.tensor(token_ids[first : first + PREFILL_ROWS])
             passes.append(self.hidden_states(ids, [Segment(slot, start + first, len(ids))]))
         return passes[0] if len(passes) == 1 else torch.cat(passes)
+
+    def facts(
+        self, hidden: Tensor, token_ids: Sequence[int], sampling: Sampling, *, are_chosen: bool = False
+    ) -> TokenFacts:
+        """What this model says of the token after each row; see ``token_facts``."""
+        return token_facts(hidden, self._columns(torch.tensor(token_ids)), self.logits, sampling, are_chosen=are_chosen)
+
+    def _columns(self, token_ids: Tensor) -> Tensor:
+        """Row of ``output`` of each token id; ``ABSENT`` for those that cannot be chosen."""
+        if self.token_ids is None:
+            return torch.where(token_ids < self._choices, token_ids, ABSENT)
+        column_of = torch.full((len(self.embedding),), ABSENT)
+        column_of[self.token_ids] = torch.arange(len(self.token_ids))
+        return column_of[token_ids]
 
     def choose(self, hidden: Tensor) -> Tensor:
         """The most likely next token id after each row."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tuner.engines.logits import distribution
 from tuner.records import Sampling
 
 # The target's next token, from one row of logits [vocabulary].
@@ -42,25 +43,8 @@ class Sampler:
         probabilities, token_ids = distribution(logits, self._sampling)
         cumulative = probabilities.double().cumsum(0)
         drawn = self._random.random() * float(cumulative[-1])
-        index = min(int(torch.searchsorted(cumulative, drawn, right=True)), len(token_ids) - 1)
-        return int(token_ids[index])
-
-
-def distribution(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Probabilities and token ids of what may be drawn, the most likely first.
-
-    Temperature comes first, then the ``top_k`` most likely, then the smallest set whose probability reaches
-    ``top_p``; the token that crosses ``top_p`` is kept.
-    """
-    kept = min(sampling.top_k, len(logits)) if sampling.top_k > 0 else len(logits)
-    ordered, token_ids = torch.topk(logits / sampling.temperature, kept)
-    probabilities = torch.softmax(ordered, 0)
-    if sampling.top_p < 1.0:
-        before = probabilities.cumsum(0) - probabilities
-        inside = max(1, int((before < sampling.top_p).sum()))
-        probabilities, token_ids = probabilities[:inside], token_ids[:inside]
-        probabilities = probabilities / probabilities.sum()
-    return probabilities, token_ids
+        last = int((probabilities > 0).sum()) - 1
+        return int(token_ids[min(int(torch.searchsorted(cumulative, drawn, right=True)), last)])
 
 
 def confirm(drafted: Sequence[int], logits: Tensor, choose: Chooser, ends: Collection[int]) -> list[int]:

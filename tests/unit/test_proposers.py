@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines.cpu.drafters import Ask
-from tuner.engines.cpu.ngram import NgramDrafter, NgramIndex, leading_matches
+from tuner.proposers import NgramIndex, leading_matches, replay_proposals
 
 
 def scanned(tokens: Sequence[int], longest: int, shortest: int, count: int) -> list[int]:
@@ -58,17 +56,8 @@ def test_a_growing_index_equals_a_scan(tokens: list[int], longest: int, shortest
         assert index.propose(tokens[:known], 4) == scanned(tokens[:known], longest, shortest, 4)
 
 
-def test_a_slot_forgets_its_former_request() -> None:
-    drafter = NgramDrafter(longest=2, shortest=1)
-    drafter.start(0, [1, 2, 1], torch.empty(0))
-    assert drafter.propose([Ask(0, [1, 2, 1], 3)]) == [[2, 1]]
-    drafter.start(0, [9, 1], torch.empty(0))
-    assert drafter.propose([Ask(0, [9, 1], 3)]) == [[]]
-
-
 def test_replay_proposes_what_decoding_would_at_each_position() -> None:
-    drafter = NgramDrafter(longest=1, shortest=1)
-    steps = drafter.replay([4, 5, 4, 5, 6, 5], prompt_tokens=2, count=3, hidden=torch.empty(0))
+    steps = replay_proposals(NgramIndex(longest=1, shortest=1), [4, 5, 4, 5, 6, 5], prompt_tokens=2, count=3)
     # Known 4 5 4: proposes 5 4, the text goes on 5 6. Known 4 5 4 5: proposes 4 5 for 6. Known … 6: nothing.
     assert list(steps) == [(2, 1), (2, 0), (0, 0)]
 

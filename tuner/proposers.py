@@ -1,13 +1,20 @@
-"""Prompt lookup: propose what followed the last occurrence of the latest tokens."""
+"""Drafts without a model: rules that look up what followed the latest tokens before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from torch import Tensor
 
-from tuner.engines.cpu.drafters import Ask
-from tuner.records import TraceKind
+class Proposer(Protocol):
+    """Proposes tokens for one growing text."""
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Up to ``count`` tokens that may follow ``tokens``.
+
+        Each call's ``tokens`` begin with those of the call before. Asking for fewer gives the beginning of the same.
+        """
+        ...
 
 
 class NgramIndex:
@@ -41,40 +48,20 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
 
-class NgramDrafter:
-    """Proposes by prompt lookup in a request's own prompt and output."""
+def replay_proposals(
+    proposer: Proposer, tokens: Sequence[int], prompt_tokens: int, count: int
+) -> Iterator[tuple[int, int]]:
+    """Tokens proposed and leading matches at each position 1 … N - 1 of an output, in order.
 
-    kind = TraceKind.PROPOSALS
-    uses_hidden_states = False
-    weight_bytes = 0
-
-    def __init__(self, longest: int, shortest: int) -> None:
-        self._longest, self._shortest = longest, shortest
-        self._index_of: dict[int, NgramIndex] = {}
-
-    def start(self, slot: int, prompt: Sequence[int], hidden: Tensor) -> None:  # noqa: ARG002
-        """Forget the slot's former request."""
-        self._index_of[slot] = NgramIndex(self._longest, self._shortest)
-
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """What followed each request's latest tokens before."""
-        return [self._index_of[ask.slot].propose(ask.tokens, ask.count) for ask in asks]
-
-    def advance(self, slot: int, accepted: int, hidden: Tensor) -> None:
-        """Nothing to do: the index reads the tokens themselves."""
-
-    def replay(
-        self,
-        tokens: Sequence[int],
-        prompt_tokens: int,
-        count: int,
-        hidden: Tensor,  # noqa: ARG002
-    ) -> Iterator[tuple[int, int]]:
-        """Tokens proposed and leading matches, had a round begun after each output token."""
-        index = NgramIndex(self._longest, self._shortest)
-        for known in range(prompt_tokens + 1, len(tokens)):
-            proposed = index.propose(tokens[:known], count)
-            yield len(proposed), leading_matches(proposed, tokens[known:])
+    Args:
+        proposer: Has not seen this text yet.
+        tokens: Prompt and output.
+        prompt_tokens: How many of them are the prompt.
+        count: Tokens wanted at each position, k.
+    """
+    for known in range(prompt_tokens + 1, len(tokens)):
+        proposed = proposer.propose(tokens[:known], count)
+        yield len(proposed), leading_matches(proposed, tokens[known:])
 
 
 def leading_matches(proposed: Sequence[int], truth: Sequence[int]) -> int:
