@@ -192,6 +192,22 @@ def _draft_samples(trace: Trace) -> bool:
     return one_pass and trace.sampling.temperature > 0 and any(prompt.draft_probabilities for prompt in trace.prompts)
 
 
+def proposals(trace: Trace, prompt_ids: Collection[str] | None = None) -> Positions:
+    """What a round proposes and matches at every position, as ``greedy_rounds.walk`` takes it.
+
+    Raises:
+        ConfigurationError: The trace does not tell it at every position: of a logged run, or where the draft samples.
+        MeasurementError: The trace contradicts itself.
+    """
+    if trace.kind is TraceKind.LOGGED or _draft_samples(trace):
+        raise ConfigurationError(
+            f"the {trace.kind} trace of {trace.draft_name!r} does not tell what a round matches at every position",
+            "take replay_bounds" if trace.kind is TraceKind.LOGGED else "trace greedy outputs",
+        )
+    prompts = _chosen(trace, prompt_ids)
+    return _laid(trace, prompts, positions(prompts))
+
+
 def _chosen(trace: Trace, prompt_ids: Collection[str] | None) -> list[PromptTrace]:
     return [prompt for prompt in trace.prompts if prompt_ids is None or prompt.prompt_id in prompt_ids]
 
@@ -204,13 +220,16 @@ def _replayed(
     if _draft_samples(trace):
         chances = laid.padded(acceptance(prompts, laid))
         return _rounds(laid, ks, *expect(chances, laid.lengths, laid.caps, ks))
-    if trace.kind is TraceKind.TEACHER_FORCED:
-        laid = _with_runs(laid, _hits(prompts, laid))
-    elif unknown_is_right:
+    if unknown_is_right:
         hits = laid.matched > 0
         hits[_unknown(prompts, laid)] = True
-        laid = _with_runs(laid, hits)
-    return _rounds(laid, ks, *walk(laid, ks))
+        return _rounds(laid, ks, *walk(_with_runs(laid, hits), ks))
+    return _rounds(laid, ks, *walk(_laid(trace, prompts, laid), ks))
+
+
+def _laid(trace: Trace, prompts: Sequence[PromptTrace], laid: Positions) -> Positions:
+    """Matches of an autoregressive draft do not end with what was proposed when it was traced; others do."""
+    return _with_runs(laid, _hits(prompts, laid)) if trace.kind is TraceKind.TEACHER_FORCED else laid
 
 
 def _with_runs(laid: Positions, hits: NDArray[np.bool_]) -> Positions:

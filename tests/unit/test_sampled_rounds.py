@@ -101,6 +101,21 @@ def test_certain_acceptance_is_the_greedy_walk(prompts, spare):
         assert expected.rounds_by_drafted.tolist() == walked.rounds_by_drafted.tolist()
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
+def test_expected_acceptance_length_never_falls_with_k_for_an_autoregressive_draft(chances):
+    lengths = [one.mean_acceptance_length for one in replay_all(a_trace(sampled(chances)), range(33))]
+    assert lengths[0] == pytest.approx(1)
+    assert all(later >= earlier - 1e-9 for earlier, later in zip(lengths, lengths[1:], strict=False))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.integers(0, 9))
+def test_expected_rounds_lie_between_full_acceptance_and_none(chances, k):
+    rounds, to_gain = replay(a_trace(sampled(chances)), k).rounds[0], len(chances) - 1
+    assert math.ceil(to_gain / (k + 1)) - 1e-9 <= rounds <= to_gain + 1e-9
+
+
 def test_two_tokens_by_hand():
     # Positions 1 and 2; the first is right half of the time, and then the bonus is the end.
     rounds = replay(a_trace(sampled([0.0, 0.5, 0.25], cap=9)), 1)
