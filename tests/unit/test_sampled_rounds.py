@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_certain_acceptance_is_the_greedy_walk(prompts, spare):
 def test_expected_acceptance_length_never_falls_with_k_for_an_autoregressive_draft(chances):
     lengths = [one.mean_acceptance_length for one in replay_all(a_trace(sampled(chances)), range(33))]
     assert lengths[0] == pytest.approx(1)
-    assert all(later >= earlier - 1e-9 for earlier, later in zip(lengths, lengths[1:], strict=False))
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(lengths))
 
 
 @settings(max_examples=40, deadline=None)
