@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
-
+from tuner.choice import Tried
 from tuner.errors import MeasurementError
-from tuner.intervals import Interval, prompts_needed, ratio_interval
+from tuner.intervals import Interval, prompts_needed
+from tuner.loads import PooledLoads, pool_loads
 from tuner.metrics import mean_acceptance_length
-from tuner.outputs import Agreement, identical_outputs, looping_prompts
-from tuner.pairing import anchored_speedup, paired, paired_speedup
+from tuner.outputs import Losslessness, identical_outputs, looping_prompts, losslessness
+from tuner.pairing import anchored_speedup, paired_speedup
+from tuner.physics import PhysicsCheck, acceptance_alarm, acceptance_interval, physics_check
 from tuner.records import CertifyResult, Measurement
 from tuner.speculation import Speculation
+from tuner.verdict import Decision, Verdict, notes_of, sentence_of, spoken_bugs
 
 DEFAULT_MARGIN = 0.02
 """A gain that pays for running a second model."""
@@ -27,120 +27,78 @@ FEWEST_PROMPTS_FOR_A_VERDICT = 8
 MOST_PROMPTS_TO_ASK_FOR = 10_000
 """More than this no one measures: the gain is then the margin itself, for all that it matters."""
 
+ONE_SIDED_99, TWO_SIDED_95 = 2.326, 1.960
+"""Quantiles of the normal distribution."""
+
 TOO_FEW = f"fewer than {FEWEST_PROMPTS_FOR_A_VERDICT} prompts could be compared"
 BOTH_ANSWERS = "the interval holds both answers"
-ONE_LOAD = "one load per side: variation from load to load is not in the interval"
-
-
-class Verdict(StrEnum):
-    """What a certified comparison comes to."""
-
-    RECOMMEND = "recommend"
-    DO_NOT_SPECULATE = "do_not_speculate"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhysicsCheck:
-    """Whether a gain is possible at all: no configuration decodes faster than its acceptance allows.
-
-    Attributes:
-        tpot_speedup: Gain in time per output token; None for too few prompts.
-        limit: τ's upper limit / (1 + relative draft cost's lower limit); None where rounds are not counted.
-        is_artefact: The gain's lower limit exceeds the limit.
-    """
-
-    tpot_speedup: Interval | None
-    limit: float | None
-    is_artefact: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """A verdict with everything that it rests on.
-
-    Attributes:
-        sentence: The verdict for a person to read.
-        candidate: The configuration it is about; None where none was certified.
-        speedup: End-to-end gain over no speculation without looping prompts; None for fewer than three prompts.
-        speedup_with_looping: The same with them; equal where there are none.
-        margin: Least gain worth having.
-        looping_prompts: Left out for both sides, by the baseline's outputs.
-        failed_prompts: Left out because a request of either side failed.
-        prompts_needed: Prompts that would settle an open verdict if the estimate holds.
-        notes: What the interval does not contain, and what else a reader must know.
-    """
-
-    verdict: Verdict
-    sentence: str
-    margin: float
-    candidate: Speculation | None = None
-    speedup: Interval | None = None
-    speedup_with_looping: Interval | None = None
-    agreement: Agreement | None = None
-    mean_acceptance_length: float | None = None
-    physics: PhysicsCheck | None = None
-    looping_prompts: tuple[str, ...] = ()
-    failed_prompts: tuple[str, ...] = ()
-    prompts_needed: int | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def recommends(self) -> bool:
-        """Whether the candidate should be deployed."""
-        return self.verdict is Verdict.RECOMMEND
+ARTEFACT = "the gain per token is larger than the accepted tokens allow, so it is an artefact"
 
 
 def decide(
-    certified: CertifyResult,
+    certified: CertifyResult | Sequence[CertifyResult],
     candidate: Speculation | None = None,
     *,
+    tied_with: Sequence[Speculation] = (),
     repetition_expected: Callable[[str], bool] = lambda _: False,
     margin: float = DEFAULT_MARGIN,
     draft_cost_low: float = 0.0,
+    replayed_acceptance: Interval | None = None,
+    alarms: Sequence[str] = (),
     seed: int = 0,
 ) -> Decision:
     """The verdict on a candidate that was run in alternating blocks with the baseline.
 
-    ``RECOMMEND`` needs the one-sided 99 % lower limit of the end-to-end gain above 1 + margin.
-    ``DO_NOT_SPECULATE`` needs the 95 % upper limit below it. Everything else is ``INCONCLUSIVE``: too few prompts,
-    an interval that holds both answers, requests that only the candidate failed, or a gain that physics forbids.
+    ``RECOMMEND`` needs the one-sided 99 % lower limit of the end-to-end gain above 1 + margin, and is called ``TIE``
+    where other configurations are as good. ``DO_NOT_SPECULATE`` needs the 95 % upper limit below it. Everything else
+    is ``INCONCLUSIVE``: too few prompts, an interval that holds both answers, requests that only the candidate failed,
+    greedy outputs that differ where the target's choice was clear, or a gain that physics forbids.
 
     Args:
-        certified: Both sides on the same prompts.
+        certified: Both sides on the same prompts; several where they were loaded several times.
         candidate: For the sentence.
+        tied_with: Other configurations that the search could not tell from it, of which it is the simplest.
         repetition_expected: Says of a prompt class whether its answers repeat by nature.
         margin: Least gain worth having, e.g. 0.02.
-        draft_cost_low: Lower limit of a round's drafting time over that of a plain round; 0 where unknown.
+        draft_cost_low: See ``physics.draft_cost_low``; 0 where unknown.
+        replayed_acceptance: See ``physics.replayed_acceptance``; measured acceptance beside it is an alarm.
+        alarms: What else was found amiss; goes to the notes.
         seed: Of the resampling.
 
     Raises:
         MeasurementError: The answers were forced to their cap; no conclusion follows from such lengths.
     """
-    baseline, other = certified.baseline, certified.candidate
-    _refuse_forced_lengths(baseline, other)
-    looping = looping_prompts(baseline, repetition_expected)
-    pairs = paired(baseline, other, left_out=looping)
-    speedup = ratio_interval(pairs.baseline, pairs.candidate, seed)
+    loads = (certified,) if isinstance(certified, CertifyResult) else tuple(certified)
+    _refuse_forced_lengths(*(side for load in loads for side in (load.baseline, load.candidate)))
+    looping = frozenset[str]().union(*(looping_prompts(load.baseline, repetition_expected) for load in loads))
+    pooled = pool_loads(loads, looping, seed)
+    baseline, other = pooled.baseline, pooled.candidate
     physics = physics_check(baseline, other, left_out=looping, draft_cost_low=draft_cost_low, seed=seed)
-    verdict, reason = _verdict(speedup, physics, margin, more_failures=_more_failures(baseline, other))
-    needed = _prompts_needed(speedup, margin) if reason in (TOO_FEW, BOTH_ANSWERS) else None
-    with_looping = paired_speedup(baseline, other, seed=seed) if looping else speedup
-    return Decision(
-        verdict=verdict,
-        sentence=_sentence(verdict, candidate, speedup, margin, reason),
+    lossless = losslessness(loads)
+    verdict, reason = _verdict(pooled.speedup, margin, _objections(baseline, other, lossless, physics))
+    needed = _prompts_needed(pooled, margin) if reason in (TOO_FEW, BOTH_ANSWERS) else None
+    alarm = acceptance_alarm(acceptance_interval(other, looping, seed), replayed_acceptance)
+    decision = Decision(
+        verdict=Verdict.TIE if verdict is Verdict.RECOMMEND and tied_with else verdict,
+        sentence="",
         margin=margin,
         candidate=candidate,
-        speedup=speedup,
-        speedup_with_looping=with_looping,
-        agreement=identical_outputs(baseline, other),
+        speedup=pooled.speedup,
+        speedup_with_looping=pool_loads(loads, seed=seed).speedup if looping else pooled.speedup,
+        agreement=None if lossless is None else identical_outputs(baseline, other),
         mean_acceptance_length=mean_acceptance_length(other),
         physics=physics,
         looping_prompts=tuple(sorted(looping)),
-        failed_prompts=pairs.failed,
+        failed_prompts=pooled.pairs.failed,
         prompts_needed=needed,
-        notes=_help(needed) + _notes(looping, pairs.failed, with_looping),
+        tied_with=tuple(tied_with),
+        seconds_needed=_seconds_needed(pooled, needed),
+        losslessness=lossless,
+        loads=len(loads),
     )
+    amiss = (*alarms, *([] if alarm is None else [alarm]))
+    notes = notes_of(decision, loads, pooled.load_error)
+    return replace(decision, sentence=sentence_of(decision, reason), notes=amiss + notes)
 
 
 def _refuse_forced_lengths(*sides: Measurement) -> None:
@@ -151,117 +109,66 @@ def _refuse_forced_lengths(*sides: Measurement) -> None:
         )
 
 
+def _objections(
+    baseline: Measurement, candidate: Measurement, lossless: Losslessness | None, physics: PhysicsCheck
+) -> list[str]:
+    """What stands in the way of a recommendation however large the gain is."""
+    found = []
+    failures = _more_failures(baseline, candidate)
+    if failures:
+        found.append(f"{failures} requests failed that did not fail without speculation")
+    if lossless is not None and lossless.bugs:
+        found.append(spoken_bugs(lossless.bugs))
+    if physics.is_artefact:
+        found.append(ARTEFACT)
+    return found
+
+
 def _more_failures(baseline: Measurement, candidate: Measurement) -> int:
     """Requests that failed under the candidate beyond those that failed without speculation."""
     lost = [sum(not record.is_complete for record in side.requests) for side in (baseline, candidate)]
     return max(0, lost[1] - lost[0])
 
 
-def physics_check(
-    baseline: Measurement,
-    candidate: Measurement,
-    *,
-    left_out: Collection[str] = (),
-    draft_cost_low: float = 0.0,
-    seed: int = 0,
-) -> PhysicsCheck:
-    """Compare the gain in time per output token with what the acceptance allows.
-
-    A round emits τ tokens on average and takes at least a plain round and its drafting, so the gain is at most
-    τ / (1 + draft cost). A gain whose lower limit exceeds that of τ's upper limit is an artefact, and so is a
-    significant gain at τ = 1.
-    """
-    gain = paired_speedup(baseline, candidate, "tpot_ms", left_out=left_out, seed=seed)
-    length = _acceptance_interval(candidate, left_out, seed)
-    limit = None if length is None else length.high / (1 + draft_cost_low)
-    is_artefact = gain is not None and limit is not None and gain.low > limit
-    return PhysicsCheck(tpot_speedup=gain, limit=limit, is_artefact=is_artefact)
-
-
-def _acceptance_interval(candidate: Measurement, left_out: Collection[str], seed: int) -> Interval | None:
-    rows = [
-        (record.output_tokens - 1, record.rounds)
-        for record in candidate.requests
-        if record.is_complete and record.prompt_id not in left_out and record.rounds and record.output_tokens
-    ]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 2)
-    return ratio_interval(table[:, 0], table[:, 1], seed)
-
-
-def _verdict(
-    speedup: Interval | None, physics: PhysicsCheck, margin: float, *, more_failures: int
-) -> tuple[Verdict, str]:
+def _verdict(speedup: Interval | None, margin: float, objections: Sequence[str]) -> tuple[Verdict, str]:
     """The verdict, and the reason for an open one."""
     if speedup is None or speedup.n < FEWEST_PROMPTS_FOR_A_VERDICT:
         return Verdict.INCONCLUSIVE, TOO_FEW
     if speedup.high < 1 + margin:
         return Verdict.DO_NOT_SPECULATE, ""
-    if more_failures:
-        return Verdict.INCONCLUSIVE, f"{more_failures} requests failed that did not fail without speculation"
-    if physics.is_artefact:
-        return Verdict.INCONCLUSIVE, "the gain per token is larger than the accepted tokens allow, so it is an artefact"
+    if objections:
+        return Verdict.INCONCLUSIVE, "; ".join(objections)
     if speedup.one_sided_99_low > 1 + margin:
         return Verdict.RECOMMEND, ""
     return Verdict.INCONCLUSIVE, BOTH_ANSWERS
 
 
-def _prompts_needed(speedup: Interval | None, margin: float) -> int | None:
-    """Prompts after which a gain as estimated would be told from the margin; None where no number would do."""
+def _prompts_needed(pooled: PooledLoads, margin: float) -> int | None:
+    """Prompts after which a gain as estimated would be told from the margin; None where no number would do.
+
+    What varies from load to load stays, however many prompts there are.
+    """
+    speedup = pooled.speedup
     if speedup is None or speedup.n < FEWEST_PROMPTS_FOR_A_VERDICT:
         return FEWEST_PROMPTS_FOR_A_VERDICT
     distance = math.log(speedup.estimate / (1 + margin))
-    if distance == 0:
-        return None
     confidence = 0.98 if distance > 0 else 0.95  # one-sided 99 % is two-sided 98 %
-    needed = max(prompts_needed(speedup.coefficient_of_variation, abs(distance), confidence), speedup.n + 1)
-    return needed if needed <= MOST_PROMPTS_TO_ASK_FOR else None
+    quantile = ONE_SIDED_99 if distance > 0 else TWO_SIDED_95
+    left_over = distance**2 - (quantile * (pooled.load_error or 0.0)) ** 2
+    if left_over <= 0:
+        return None
+    needed = prompts_needed(speedup.coefficient_of_variation, math.sqrt(left_over), confidence)
+    return max(needed, speedup.n + 1) if needed <= MOST_PROMPTS_TO_ASK_FOR else None
 
 
-def _sentence(
-    verdict: Verdict, candidate: Speculation | None, speedup: Interval | None, margin: float, reason: str
-) -> str:
-    name = "the candidate" if candidate is None else candidate.label
-    gain = "" if speedup is None else f" ({_spoken(speedup)})"
-    if verdict is Verdict.RECOMMEND:
-        return f"Use {name}: it answers faster than no speculation{gain}."
-    if verdict is Verdict.DO_NOT_SPECULATE:
-        return f"Do not speculate: {name} does not gain {margin * 100:g} % end to end{gain}."
-    return f"Inconclusive for {name}: {reason}{gain}."
+def _seconds_needed(pooled: PooledLoads, needed: int | None) -> float | None:
+    """Time of both sides over that many prompts in as many loads, at the speed of this certification."""
+    prompts = len({record.prompt_id for record in pooled.baseline.requests})
+    wall_s = pooled.baseline.wall_s + pooled.candidate.wall_s
+    return None if needed is None or not prompts or wall_s <= 0 else needed * wall_s / prompts
 
 
-def _spoken(speedup: Interval) -> str:
-    return (
-        f"{speedup.estimate:.2f} times the speed end to end, "
-        f"95 % interval {speedup.low:.2f} to {speedup.high:.2f} over {speedup.n} prompts"
-    )
-
-
-def _help(needed: int | None) -> tuple[str, ...]:
-    return () if needed is None else (f"about {needed} prompts would settle it if the estimate holds",)
-
-
-def _notes(looping: Collection[str], failed: Collection[str], with_looping: Interval | None) -> tuple[str, ...]:
-    notes = [ONE_LOAD]
-    if looping:
-        kept = "" if with_looping is None else f"; with them: {_spoken(with_looping)}"
-        notes.append(f"{len(looping)} prompts left out, on which the target alone goes in circles{kept}")
-    if failed:
-        notes.append(f"{len(failed)} prompts left out, on which a request failed")
-    return tuple(notes)
-
-
-class Tried(Protocol):
-    """A measured configuration: what ``no_winner`` needs of a trial."""
-
-    @property
-    def speculation(self) -> Speculation:
-        """What was tried."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, float | None]:
-        """Its figures; ``"speedup"`` is the gain over no speculation."""
-        ...
+# ── nothing to certify ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN) -> Decision:

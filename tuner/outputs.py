@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.records import Divergence, Measurement, RequestRecord
+from tuner.records import CertifyResult, Divergence, Measurement, RequestRecord
 
 LONGEST_PERIOD = 64
 """Tokens. Loops of small models repeat a phrase or a sentence; none longer than this was seen."""
@@ -148,25 +148,25 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return next(unequal, min(len(left), len(right)))
 
 
-def losslessness(
-    baseline: Measurement, candidate: Measurement, looked_at: Iterable[Divergence], noise: float = LOGIT_NOISE
-) -> Losslessness:
-    """Tell near-ties from bugs in greedy outputs that differ.
+def losslessness(loads: Sequence[CertifyResult], noise: float = LOGIT_NOISE) -> Losslessness | None:
+    """Tell near-ties from bugs where greedy outputs of a certification differ; None where tokens were sampled.
 
     Args:
-        baseline: The target alone, on the load that the candidate is compared with.
-        candidate: With speculation.
-        looked_at: Divergences whose logit gaps are known.
+        loads: Certifications of one candidate; the same divergence in several of them counts once.
         noise: Gap of two logits that the numerics alone may turn round.
     """
-    gaps = {(one.prompt_id, one.position): one.gap for one in looked_at}
-    found = [replace(one, gap=gaps.get((one.prompt_id, one.position))) for one in divergences(baseline, candidate)]
-    known = [(gap, one) for one in found if (gap := one.gap) is not None and not math.isnan(gap)]
-    clear = [(gap, one) for gap, one in known if gap > noise]
-    is_promised = "no" not in (side.environment.get("lossless") for side in (baseline, candidate))
+    if any(load.sampling.temperature > 0 for load in loads):
+        return None
+    gaps = {(one.prompt_id, one.position): one.gap for load in loads for one in load.divergences}
+    found = {one for load in loads for one in divergences(load.baseline, load.candidate)}
+    looked_at = [replace(one, gap=gaps.get((one.prompt_id, one.position))) for one in found]
+    known = [(gap, one) for one in looked_at if (gap := one.gap) is not None and not math.isnan(gap)]
+    clear = [one for gap, one in sorted(known, key=lambda pair: (-pair[0], pair[1].prompt_id)) if gap > noise]
+    sides = [side.environment for load in loads for side in (load.baseline, load.candidate)]
+    is_promised = all(environment.get("lossless") != "no" for environment in sides)
     return Losslessness(
         is_promised=is_promised,
         near_ties=len(known) - len(clear),
-        bugs=tuple(one for _, one in sorted(clear, key=lambda pair: -pair[0])) if is_promised else (),
+        bugs=tuple(clear) if is_promised else (),
         unexplained=len(found) - len(known) + (0 if is_promised else len(clear)),
     )

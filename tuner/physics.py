@@ -48,10 +48,12 @@ def physics_check(
     draft_cost_low: float = 0.0,
     seed: int = 0,
 ) -> PhysicsCheck:
-    """Compare the gain in time per output token with the most that the measured acceptance allows.
+    """Compare the gain in time per output token with what the acceptance allows.
 
-    Only time per token counts here, at the same number of requests in flight: a gain in time to first token has other
-    causes. A gain whose interval covers 1 is none, and so never an artefact.
+    A round emits τ tokens on average and takes at least a plain round and its drafting, so the gain is at most
+    τ / (1 + draft cost). A gain whose lower limit exceeds that of τ's upper limit is an artefact, and so is a
+    significant gain at τ = 1; a gain whose interval covers 1 is none. All this at the same number of requests in
+    flight, and of time per token alone: a gain in time to first token has other causes.
 
     Args:
         baseline: Without speculation.

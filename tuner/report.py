@@ -163,7 +163,7 @@ def next_steps(result: StudyResult) -> tuple[str, ...]:
     name = shlex.quote(result.study.name)
     if result.decision is None:
         return ()
-    if result.decision.verdict is Verdict.RECOMMEND:
+    if result.decision.recommends:
         return (f"tuner export {name} {_export_options(result)}", f"tuner show {name}")
     if result.decision.verdict is Verdict.DO_NOT_SPECULATE:
         return (f"tuner show {name}", f"tuner export {name} --format json")

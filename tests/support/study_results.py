@@ -97,6 +97,7 @@ def a_decision(verdict: Verdict = Verdict.RECOMMEND, **changes: Any) -> Decision
     """A verdict on ``EAGLE``."""
     sentences = {
         Verdict.RECOMMEND: "Use eagle k=3: it answers faster than no speculation.",
+        Verdict.TIE: "Use eagle k=3, the simplest of 2 that cannot be told apart (also eagle k=4): it answers faster.",
         Verdict.DO_NOT_SPECULATE: "Do not speculate: eagle k=3 does not gain 2% end to end.",
         Verdict.INCONCLUSIVE: "Inconclusive for eagle k=3: the interval holds both answers.",
     }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -58,7 +59,11 @@ def test_an_interval_that_holds_both_answers_is_open_and_says_what_would_help():
     assert decision.verdict is Verdict.INCONCLUSIVE
     assert decision.sentence.startswith("Inconclusive for eagle k=3: the interval holds both answers (1.0")
     assert decision.prompts_needed > 24
-    assert f"about {decision.prompts_needed} prompts would settle it" in decision.notes[0]
+    assert decision.notes[0] == (
+        f"about {decision.prompts_needed} prompts, {math.ceil(decision.seconds_needed)} seconds of measuring, "
+        "would settle it if the estimate holds"
+    )
+    assert decision.seconds_needed == pytest.approx(decision.prompts_needed * 2.0 / 24)  # both sides took a second
 
 
 def test_the_recommendation_needs_the_one_sided_99_percent_limit():
