@@ -1,7 +1,8 @@
-"""Whether an acceptance trace can be true: counts within their bounds, probabilities that are some, lengths that agree."""
+"""Whether an acceptance trace can be true: lengths that agree, counts within bounds, probabilities that are some."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,9 @@ def check_trace(trace: Trace) -> None:
     """
     if trace.max_drafted_tokens < 0:
         raise TraceError(f"the trace's depth is {trace.max_drafted_tokens}", MAKE_AGAIN)
-    ids = [prompt.prompt_id for prompt in trace.prompts]
-    twice = next((one for one in ids if ids.count(one) > 1), None) if len(set(ids)) < len(ids) else None
-    if twice is not None:
-        raise TraceError(f"prompt {twice!r} is in the trace twice", MAKE_AGAIN)
+    for prompt_id, times in Counter(prompt.prompt_id for prompt in trace.prompts).items():
+        if times > 1:
+            raise TraceError(f"prompt {prompt_id!r} is in the trace {times} times", MAKE_AGAIN)
     for prompt in trace.prompts:
         _check_lengths(prompt)
         _check_values(prompt, trace.max_drafted_tokens)
@@ -43,7 +43,7 @@ def _check_lengths(prompt: PromptTrace) -> None:
 
 
 def _check_values(prompt: PromptTrace, depth: int) -> None:
-    proposed, matched = np.asarray(prompt.proposed, dtype=np.int64), np.asarray(prompt.matched, dtype=np.int64)
+    proposed = np.asarray(prompt.proposed)
     left = len(proposed) - np.arange(len(proposed))  # no more can match than is left of the output
     limits: dict[str, tuple[str, Any]] = {
         "proposed": ("the trace's depth", depth),
@@ -54,7 +54,7 @@ def _check_values(prompt: PromptTrace, depth: int) -> None:
         "top2_gaps": ("infinity", np.inf),
     }
     for name, (limit, most) in limits.items():
-        values = matched if name == "matched" else np.asarray(getattr(prompt, name))
+        values = np.asarray(getattr(prompt, name))
         if values.size:
             bad = np.flatnonzero(~((values >= 0) & (values <= most)))  # NaN is neither
             if bad.size:

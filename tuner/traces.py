@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from io import BytesIO
 from typing import Any, Literal, Self
 
@@ -164,7 +165,8 @@ def share_of_near_ties(trace: Trace, noise: float) -> float | None:
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, one in value.items():
-        flat |= _flat(one, f"{prefix}{name}.") if isinstance(one, Mapping) else {prefix + name: one}
+        plain = one.value if isinstance(one, StrEnum) else one
+        flat |= _flat(one, f"{prefix}{name}.") if isinstance(one, Mapping) else {prefix + name: plain}
     return flat
 
 
@@ -231,7 +233,8 @@ def _smallest(values: Sequence[float], *, is_real: bool) -> NDArray[Any]:
     if not is_real:
         return np.array(values, dtype=np.min_scalar_type(int(max(values, default=0))))
     exact = np.array(values, dtype=np.float64)
-    short = exact.astype(np.float32)
+    with np.errstate(over="ignore"):
+        short = exact.astype(np.float32)
     return short if np.array_equal(short.astype(np.float64), exact) else exact
 
 
