@@ -40,6 +40,7 @@ COMMANDS = {
     "best": LazyCommand("tuner.cli.best", "Say what a study recommends."),
     "show": LazyCommand("tuner.cli.show", "Show a study: its trials, its verdict, one trial, or a plot."),
     "mix": LazyCommand("tuner.cli.mix", "Choose one configuration for several workloads."),
+    "advise": LazyCommand("tuner.cli.advise", "Say what acceptance a draft must reach to pay off."),
     "studies": LazyCommand("tuner.cli.studies", "List the studies in the database."),
     "export": LazyCommand("tuner.cli.export", "Write a study's configuration for vLLM, or as JSON."),
     "models": LazyCommand("tuner.cli.models", "List, fetch, show and check models."),
