@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.errors import MeasurementError, TunerError
 from tuner.intervals import ratio_interval
-from tuner.metrics import decode_ms, decoded_tokens, e2e_ms, summarize
+from tuner.metrics import LATENCIES, decode_ms, decoded_tokens, e2e_ms, summarize
 from tuner.objective import Objective, losses, values
 from tuner.outputs import identical_outputs, looping_prompts
 from tuner.pairing import anchored_speedup
-from tuner.pareto import pareto_front
+from tuner.pareto import front_probabilities, log_normal_draws, pareto_front
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, Measurement, MeasureResult, RequestRecord
 from tuner.speculation import Speculation
 from tuner.store import ParetoEntry, TrialRecord, TrialState
+
+TIMED_METRICS = frozenset((*LATENCIES, "output_tokens_per_s", "goodput_requests_per_s"))
+"""Metrics that a clock decides, and that are known only as well as the gain over no speculation."""
+
+FRONT_DRAWS = 1000
+"""Puts a probability within 0.03 of what more draws would give."""
+
+FRONT_SEED = 0
+"""The front of a stored study is the same whenever it is computed."""
+
+NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,22 +166,77 @@ def _scaled(record: RequestRecord, slowdown: float) -> RequestRecord:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contender:
+    """A configuration that may be on the front, and how sure its speed is; None where that is not known."""
+
+    entry: ParetoEntry
+    log_error: float | None
+
+    @classmethod
+    def of(cls, entry: ParetoEntry, metrics: Mapping[str, float | None]) -> _Contender:
+        low, high = metrics.get("speedup_low"), metrics.get("speedup_high")
+        if entry.speculation.is_baseline:
+            return cls(entry=entry, log_error=0.0)
+        return cls(entry=entry, log_error=math.log(high / low) / (2 * NORMAL_95) if low and high else None)
+
+
 def front_members(
     trials: Sequence[TrialRecord],
     untried: Sequence[Speculation],
     predictions: Predictions,
     objectives: Sequence[Objective],
 ) -> tuple[ParetoEntry, ...]:
-    """The Pareto front over measured trials and those of the untried whose every objective can be predicted."""
-    entries = [
-        ParetoEntry(speculation=trial.speculation, values=trial.values, trial_number=trial.number, is_measured=True)
+    """The Pareto front over measured trials and those of the untried whose every objective can be predicted.
+
+    Each member has its probability of not being dominated, over all contenders; see ``_probabilities``.
+    """
+    contenders = [
+        _Contender.of(
+            ParetoEntry(
+                speculation=trial.speculation, values=trial.values, trial_number=trial.number, is_measured=True
+            ),
+            trial.metrics,
+        )
         for trial in trials
     ]
-    entries += [
-        ParetoEntry(speculation=speculation, values=predicted, trial_number=None, is_measured=False)
+    contenders += [
+        _Contender.of(
+            ParetoEntry(speculation=speculation, values=predicted, trial_number=None, is_measured=False),
+            predictions.metrics(speculation),
+        )
         for speculation in untried
         if (predicted := predictions.values(speculation, objectives)) is not None
     ]
-    on_front = pareto_front(losses([entry.values for entry in entries], objectives))
-    members = [entry for entry, is_member in zip(entries, on_front, strict=True) if is_member]
+    table = losses([one.entry.values for one in contenders], objectives)
+    members = [
+        replace(one.entry, probability=probability)
+        for one, is_member, probability in zip(
+            contenders, pareto_front(table), _probabilities(contenders, table, objectives), strict=True
+        )
+        if is_member
+    ]
     return tuple(sorted(members, key=lambda entry: losses([entry.values], objectives[:1])[0, 0]))
+
+
+def _probabilities(
+    contenders: Sequence[_Contender], table: NDArray[np.float64], objectives: Sequence[Objective]
+) -> Sequence[float | None]:
+    """Each contender's probability of being on the true front; None for all where one's speed has no interval.
+
+    Latencies and throughputs vary as the gain over no speculation does, by its interval, measured or predicted, and
+    independently of each other: what all configurations share, the prompts and the baseline's own noise, cancels in
+    that gain. No speculation is the yardstick and does not vary. Waste, acceptance and memory are counted, not timed.
+
+    Args:
+        contenders: Measured and predicted.
+        table: [contenders, objectives], lower is better.
+        objectives: Of the study.
+    """
+    errors = [one.log_error for one in contenders]
+    known = np.array([error for error in errors if error is not None])
+    if len(known) < len(errors) or not errors:
+        return [None] * len(errors)
+    is_timed = np.array([objective.metric in TIMED_METRICS for objective in objectives])
+    draws = log_normal_draws(table, known[:, None] * is_timed, FRONT_DRAWS, FRONT_SEED)
+    return [float(share) for share in front_probabilities(draws)]
