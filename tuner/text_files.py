@@ -1,4 +1,4 @@
-"""Writing a text file at once or not at all."""
+"""Writing a file at once or not at all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,28 @@ from tuner.errors import ConfigurationError, StorageError
 
 
 def replace_text(path: Path, text: str, reads_back: Callable[[str], bool] | None = None) -> None:
-    """Write ``text`` beside ``path``, check what is read back, and put it in place in one step.
+    """Write ``text`` as UTF-8; see ``replace_bytes``.
 
     Args:
         path: Its folder must exist.
-        text: Written as UTF-8.
+        text: What is written.
         reads_back: Whether what was written means what was meant; by default it must be the same text.
+
+    Raises:
+        ConfigurationError: The folder does not exist, or the file cannot be written.
+        StorageError: What was written reads back differently; an earlier file is still there.
+    """
+    means_the_same = reads_back or text.__eq__
+    replace_bytes(path, text.encode(), lambda data: means_the_same(data.decode()))
+
+
+def replace_bytes(path: Path, data: bytes, reads_back: Callable[[bytes], bool] | None = None) -> None:
+    """Write ``data`` beside ``path``, check what is read back, and put it in place in one step.
+
+    Args:
+        path: Its folder must exist.
+        data: What is written.
+        reads_back: Whether what was written means what was meant; by default it must be the same bytes.
 
     Raises:
         ConfigurationError: The folder does not exist, or the file cannot be written.
@@ -24,7 +40,7 @@ def replace_text(path: Path, text: str, reads_back: Callable[[str], bool] | None
     """
     check_folder(path)
     try:
-        _replace(path, text, reads_back or text.__eq__)
+        _replace(path, data, reads_back or data.__eq__)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}", "give another path") from error
 
@@ -42,15 +58,15 @@ def check_folder(path: Path) -> None:
         raise ConfigurationError(f"{path} is a folder", "give the name of a file")
 
 
-def _replace(path: Path, text: str, reads_back: Callable[[str], bool]) -> None:
+def _replace(path: Path, data: bytes, reads_back: Callable[[bytes], bool]) -> None:
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if not reads_back(temporary.read_bytes().decode()):
+        if not reads_back(temporary.read_bytes()):
             raise StorageError(f"{path}: what was written reads back differently", "check the disk; nothing was kept")
         temporary.chmod(0o666 & ~_umask())  # mkstemp lets the owner alone read it
         temporary.replace(path)

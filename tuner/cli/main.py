@@ -44,6 +44,7 @@ COMMANDS = {
     "studies": LazyCommand("tuner.cli.studies", "List the studies in the database."),
     "export": LazyCommand("tuner.cli.export", "Write a study's configuration for vLLM, or as JSON."),
     "models": LazyCommand("tuner.cli.models", "List, fetch, show and check models."),
+    "traces": LazyCommand("tuner.cli.traces", "List, export and import acceptance traces."),
     "workloads": LazyCommand("tuner.cli.workloads", "List, show and check workloads."),
     "spaces": LazyCommand("tuner.cli.spaces", "List, show and check search spaces."),
     "engines": LazyCommand("tuner.cli.engines", "List the engines and what each can do."),
