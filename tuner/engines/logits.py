@@ -103,7 +103,7 @@ def runs_of_hits(ranks: Sequence[int], count: int) -> tuple[tuple[int, ...], tup
 def ranks_of(logits: Tensor, columns: Tensor) -> Tensor:
     """How many logits of each row come before that of its column, at most ``WORST_RANK`` [rows]."""
     own = logits.gather(1, columns.clamp_min(0)[:, None])
-    before = torch.arange(logits.shape[1]) < columns[:, None]
+    before = torch.arange(logits.shape[1], device=logits.device) < columns[:, None]
     ranks = ((logits > own) | ((logits == own) & before)).sum(1)
     return ranks.clamp_max(WORST_RANK).masked_fill(columns == ABSENT, WORST_RANK)
 
