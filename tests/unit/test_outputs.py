@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.observed import a_failed_request, a_measurement, a_request
-from tuner.outputs import identical_outputs, is_looping, looping_prompts
+from tuner.outputs import LOGIT_NOISE, divergences, identical_outputs, is_looping, looping_prompts, losslessness
+from tuner.records import CertifyResult, Divergence, Sampling
 
 PROSE = list(range(100, 140))
 
@@ -79,3 +82,74 @@ def test_outputs_that_nobody_knows_are_not_compared():
     candidate = a_measurement(a_request("a", token_ids=()), a_failed_request("b"))
     agreement = identical_outputs(baseline, candidate)
     assert (agreement.pairs, agreement.share_identical, agreement.divergences_per_1000_tokens) == (0, None, None)
+
+
+# ── where outputs diverge, and why ────────────────────────────────────────────────────────────────────────────────
+
+
+def answered(**outputs: tuple[int, ...]):
+    """Answers of these tokens by prompt."""
+    return a_measurement(*(a_request(name, chunks=((0.1, len(ids)),), token_ids=ids) for name, ids in outputs.items()))
+
+
+def compared(baseline, candidate, *gaps: Divergence, **changes) -> CertifyResult:
+    return CertifyResult(baseline=baseline, candidate=candidate, order="ABBA", divergences=gaps, **changes)
+
+
+def test_a_divergence_is_at_the_first_token_that_differs():
+    found = divergences(answered(a=(1, 2, 3, 4), b=(5, 6)), answered(a=(1, 2, 9, 4), b=(5, 6)))
+    assert found == {Divergence(prompt_id="a", position=2): (1, 2, 3)}
+
+
+def test_the_first_token_of_all_can_be_the_one_that_differs():
+    assert divergences(answered(a=(1, 2)), answered(a=(3, 2))) == {Divergence(prompt_id="a", position=0): (1,)}
+
+
+def test_an_output_that_ends_early_diverges_at_its_end_whichever_side_it_is():
+    expected = {Divergence(prompt_id="a", position=2): (1, 2, 3)}
+    assert divergences(answered(a=(1, 2)), answered(a=(1, 2, 3, 4))) == expected
+    assert divergences(answered(a=(1, 2, 3, 4)), answered(a=(1, 2))) == expected
+
+
+def test_a_prompt_that_diverges_at_the_same_place_in_two_passes_is_one_divergence():
+    baseline, other = answered(a=(1, 2, 3)), answered(a=(1, 9, 3))
+    assert len(divergences(baseline + baseline, other + other)) == 1
+
+
+def test_a_near_tie_is_harmless_and_a_clear_choice_is_a_bug():
+    baseline, other = answered(a=(1, 2), b=(1, 2), c=(1, 2)), answered(a=(1, 3), b=(1, 3), c=(3, 2))
+    near = Divergence(prompt_id="a", position=1, gap=LOGIT_NOISE)
+    clear = Divergence(prompt_id="b", position=1, gap=LOGIT_NOISE * 1.01)
+    clearer = Divergence(prompt_id="c", position=0, gap=7.0)
+    found = losslessness([compared(baseline, other, near, clear, clearer)])
+    assert (found.near_ties, found.bugs, found.unexplained) == (1, (clearer, clear), 0)
+
+
+@pytest.mark.parametrize("gap", [None, float("nan")])
+def test_without_a_gap_a_divergence_is_unexplained(gap):
+    looked_at = Divergence(prompt_id="a", position=1, gap=gap)
+    found = losslessness([compared(answered(a=(1, 2)), answered(a=(1, 3)), looked_at)])
+    assert (found.near_ties, found.bugs, found.unexplained) == (0, (), 1)
+
+
+def test_a_gap_of_another_place_explains_nothing():
+    elsewhere = Divergence(prompt_id="a", position=0, gap=0.0)
+    assert losslessness([compared(answered(a=(1, 2)), answered(a=(1, 3)), elsewhere)]).unexplained == 1
+
+
+def test_numerics_that_promise_nothing_have_no_bugs():
+    clear = Divergence(prompt_id="a", position=1, gap=7.0)
+    rough = replace(answered(a=(1, 3)), environment={"lossless": "no"})
+    found = losslessness([compared(answered(a=(1, 2)), rough, clear)])
+    assert (found.is_promised, found.bugs, found.unexplained) == (False, (), 1)
+
+
+def test_sampled_outputs_are_not_held_to_be_the_same():
+    sampled = compared(answered(a=(1, 2)), answered(a=(1, 3)), sampling=Sampling(temperature=0.7))
+    assert losslessness([sampled]) is None
+
+
+def test_the_same_divergence_in_two_loads_counts_once():
+    near = Divergence(prompt_id="a", position=1, gap=0.0)
+    load = compared(answered(a=(1, 2)), answered(a=(1, 3)), near)
+    assert losslessness([load, load]).near_ties == 1
