@@ -153,6 +153,7 @@ def _member_document(entry: ParetoEntry) -> dict[str, Any]:
         **speculation_document(entry.speculation),
         "trial": entry.trial_number,
         "is_measured": entry.is_measured,
+        "probability": entry.probability,
         "values": _finite(entry.values),
     }
 

@@ -196,7 +196,8 @@ def _certify_in_passes(engine: Engine, task: StageTask, progress: Progress | Non
 
 def _with_gaps(result: CertifyResult, baseline: LoadedEngine, task: StageTask) -> CertifyResult:
     """The result with the logit gap wherever greedy outputs differ that should not, where the engine has logits."""
-    if task.sampling.temperature > 0 or result.baseline.environment.get("lossless") == "no":
+    sides = (result.baseline.environment, result.candidate.environment)
+    if task.sampling.temperature > 0 or any(side.get("lossless") == "no" for side in sides):
         return result
     paths = divergences(result.baseline, result.candidate)
     if not paths or not isinstance(baseline, Replayable):

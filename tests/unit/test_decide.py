@@ -11,7 +11,8 @@ import pytest
 from tests.support.observed import a_failed_request, a_measurement, a_request, timed
 from tuner.decide import Decision, Verdict, decide, no_winner, physics_check
 from tuner.errors import MeasurementError
-from tuner.records import CertifyResult, Measurement, from_json, to_json
+from tuner.intervals import Interval
+from tuner.records import CertifyResult, Divergence, Measurement, Sampling, from_json, to_json
 from tuner.speculation import NO_SPECULATION, Method, Speculation
 
 EAGLE = Speculation(method=Method.EAGLE, draft_name="eagle", draft_model="eagle", drafted_tokens=3)
@@ -226,11 +227,168 @@ def test_the_report_says_that_load_to_load_variation_is_not_in_it():
     )
 
 
+# ── ties ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+OTHERS = tuple(replace(EAGLE, drafted_tokens=k) for k in range(4, 10))
+
+
+def test_the_simplest_of_a_tie_is_recommended_and_the_others_are_named():
+    decision = decide(certified(gains(1.4, 0.1)), EAGLE, tied_with=OTHERS[:2])
+    assert decision.verdict is Verdict.TIE
+    assert decision.recommends
+    assert decision.tied_with == OTHERS[:2]
+    assert decision.sentence.startswith(
+        "Use eagle k=3, the simplest of 3 that cannot be told apart (also eagle k=4, eagle k=5): it answers faster"
+    )
+
+
+def test_many_ties_are_counted_and_not_all_named():
+    sentence = decide(certified(gains(1.4, 0.1)), EAGLE, tied_with=OTHERS).sentence
+    assert (
+        "the simplest of 7 that cannot be told apart (also eagle k=4, eagle k=5, eagle k=6, eagle k=7 and 2 more)"
+        in (sentence)
+    )
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.9, Verdict.DO_NOT_SPECULATE), (1.04, Verdict.INCONCLUSIVE)])
+def test_a_tie_that_does_not_beat_no_speculation_is_not_recommended(gain, verdict):
+    decision = decide(certified(gains(gain, 0.1)), EAGLE, tied_with=OTHERS)
+    assert decision.verdict is verdict
+    assert not decision.recommends
+
+
+# ── losslessness ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_divergence(result: CertifyResult, *gaps: float | None) -> CertifyResult:
+    """The first outputs of the candidate leave the baseline's at their fourth token, with these logit gaps there."""
+    requests = list(result.candidate.requests)
+    for place in range(len(gaps)):
+        ids = requests[place].token_ids
+        requests[place] = replace(requests[place], token_ids=(*ids[:3], 99, *ids[4:]))
+    found = tuple(Divergence(prompt_id=f"p{place}", position=3, gap=gap) for place, gap in enumerate(gaps))
+    return replace(result, candidate=a_measurement(*requests), divergences=found)
+
+
+def test_a_clear_choice_that_came_out_otherwise_is_a_fault_at_any_gain():
+    result = with_divergence(certified(gains(1.4, 0.05)), 0.0001, 0.8, 2.5)
+    decision = decide(result, EAGLE, tied_with=OTHERS)
+    assert decision.verdict is Verdict.INCONCLUSIVE
+    assert (
+        "the output to prompt 'p2' leaves the target's at position 3, where the two best logits lie 2.5 apart and the "
+        "numerics' noise is 0.001, and 1 more outputs likewise: a fault of the engine" in decision.sentence
+    )
+    assert [one.prompt_id for one in decision.losslessness.bugs] == ["p2", "p1"]
+    assert decision.prompts_needed is None
+
+
+def test_a_fault_does_not_make_a_loss_worth_a_second_look():
+    assert decide(with_divergence(certified(gains(0.9, 0.05)), 2.5)).verdict is Verdict.DO_NOT_SPECULATE
+
+
+def test_near_ties_are_harmless_and_counted():
+    decision = decide(with_divergence(certified(gains(1.4, 0.05)), 0.0001, 0.0002))
+    assert decision.verdict is Verdict.RECOMMEND
+    assert decision.losslessness.near_ties == 2
+    assert "2 outputs differ where the target's two best tokens are a near-tie, which is harmless" in decision.notes
+
+
+def test_without_logits_divergences_are_counted_and_what_they_are_stays_open():
+    decision = decide(with_divergence(certified(gains(1.4, 0.05)), None))
+    assert decision.verdict is Verdict.RECOMMEND
+    rate = 1000 / (23 * 11 + 4)
+    assert decision.notes[-1] == (
+        f"1 outputs differ from those without speculation ({rate:.2g} divergences per 1,000 tokens): "
+        "logits were not at hand, so near-ties could not be told from bugs"
+    )
+
+
+def test_numerics_that_promise_nothing_are_not_held_to_the_gate_and_the_note_says_so():
+    result = with_divergence(certified(gains(1.4, 0.05)), 2.5)
+    rough = {"lossless": "no"}
+    rough_sides = [replace(side, environment=rough) for side in _sides(result)]
+    decision = decide(replace(result, baseline=rough_sides[0], candidate=rough_sides[1]))
+    assert decision.verdict is Verdict.RECOMMEND
+    assert decision.notes[-1].endswith("the engine's numerics do not promise the same outputs")
+
+
+def test_sampled_outputs_are_not_compared():
+    result = with_divergence(certified(gains(1.4, 0.05)), 2.5)
+    decision = decide(replace(result, sampling=Sampling(temperature=1.0)))
+    assert decision.verdict is Verdict.RECOMMEND
+    assert (decision.agreement, decision.losslessness) == (None, None)
+
+
+# ── acceptance beside replay ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def replayed(estimate: float) -> Interval:
+    return Interval(
+        estimate=estimate,
+        low=estimate * 0.95,
+        high=estimate * 1.05,
+        one_sided_99_low=estimate * 0.94,
+        n=24,
+        coefficient_of_variation=0.1,
+        method="delta",
+    )
+
+
+def test_acceptance_outside_the_replayed_interval_is_an_alarm_in_the_notes():
+    result = certified(gains(1.4, 0.05))  # τ = 3.33
+    assert decide(result, replayed_acceptance=replayed(3.3)).notes == decide(result).notes
+    decision = decide(result, replayed_acceptance=replayed(2.0), alarms=("ALARM: rounds",))
+    assert decision.verdict is Verdict.RECOMMEND
+    assert decision.notes[0] == "ALARM: rounds"
+    assert decision.notes[1].startswith("ALARM: the measured mean acceptance length 3.33")
+
+
+# ── several loads ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_gain_that_another_load_does_not_show_is_open():
+    assert decide([certified(gains(1.25, 0.02))]).verdict is Verdict.RECOMMEND
+    decision = decide([certified(gains(one, 0.02)) for one in (1.25, 1.05, 1.02)])
+    assert decision.verdict is Verdict.INCONCLUSIVE
+    assert decision.loads == 3
+    assert decision.prompts_needed is None  # more prompts would not tell how loads differ
+
+
+def test_several_loads_that_agree_are_recommended_and_the_note_says_how_much_they_vary():
+    decision = decide([certified(gains(one, 0.05)) for one in (1.40, 1.42, 1.38)])
+    assert decision.verdict is Verdict.RECOMMEND
+    assert "3 loads per side: the gain varies by 1.4 % from load to load, which the interval contains" in decision.notes
+
+
+def test_an_engine_that_holds_one_configuration_says_so():
+    decision = decide(replace(certified(gains(1.4, 0.05)), loads=3))
+    assert any(note.startswith("one configuration fits at a time") for note in decision.notes)
+
+
+def test_a_failure_of_the_candidate_in_any_load_stands_in_the_way():
+    result = certified(gains(1.4, 0.05))
+    broken = a_measurement(a_failed_request("p0"), *result.candidate.requests[1:])
+    assert decide([result, replace(result, candidate=broken)]).verdict is Verdict.INCONCLUSIVE
+
+
 def test_a_decision_survives_being_stored():
     decision = decide(with_loop(certified(gains(1.1, 0.05)), on_baseline=True), EAGLE)
     text = to_json(decision)
     json.loads(text, parse_constant=pytest.fail)
     assert from_json(Decision, text) == decision
+
+
+def test_a_decision_with_ties_and_faults_survives_being_stored():
+    decision = decide([with_divergence(certified(gains(1.4, 0.05)), 2.5)] * 2, EAGLE, tied_with=OTHERS)
+    assert from_json(Decision, to_json(decision)) == decision
+
+
+def test_what_was_certified_before_divergences_were_looked_at_is_still_read():
+    old = json.loads(to_json(certified(gains(1.4, 0.05))))
+    for name in ("divergences", "sampling", "loads"):
+        del old[name]
+    assert from_json(CertifyResult, json.dumps(old).encode()) == certified(gains(1.4, 0.05))
 
 
 # ── nothing to certify ────────────────────────────────────────────────────────────────────────────────────────
