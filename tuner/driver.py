@@ -32,7 +32,7 @@ from tuner.store import (
     utc_now,
 )
 from tuner.study import Asked, TrialLedger
-from tuner.traces import TraceKey
+from tuner.trace_keys import TraceKey
 from tuner.trial import Progress, StageTask
 
 logger = logging.getLogger(__name__)

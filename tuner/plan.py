@@ -12,7 +12,7 @@ from tuner.records import Prompt, StageKind, TargetOutput
 from tuner.samplers import SamplerName
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
-from tuner.traces import Numerics, TraceKey, decisive, outputs_key
+from tuner.trace_keys import Numerics, TraceKey, decisive, outputs_key
 from tuner.trial import StageTask, StepTiming
 from tuner.workload import Workload
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from tuner.errors import MeasurementError, StorageError, TraceError
 from tuner.records import TraceResult
-from tuner.store import TraceRecord, TrialStore
-from tuner.traces import TraceKey, cut_to, pack_trace, unpack_trace
+from tuner.store import TrialStore
+from tuner.trace_keys import TraceKey
+from tuner.traces import TraceRecord, cut_to, pack_trace, unpack_trace
 
 
 def holds_trace(store: TrialStore, key: TraceKey, depth: int) -> bool:

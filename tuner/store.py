@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tuner.errors import ConfigurationError, NotFoundError, StorageError, StudyMismatchError
-from tuner.records import StageKind, to_json
+from tuner.records import StageKind
 from tuner.speculation import Speculation, content_key
-from tuner.traces import unpack_trace
+from tuner.traces import TraceRecord
 
 
 class StageState(StrEnum):
@@ -128,45 +127,6 @@ class ParetoEntry:
     trial_number: int | None
     is_measured: bool
     probability: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRecord:
-    """An acceptance trace as an artifact: it belongs to no study, and serves every one that it fits.
-
-    Attributes:
-        key: ``TraceKey.key`` of it; unique in the store.
-        path_key: ``TraceKey.path_key``: equal for traces along the same outputs that other numerics computed.
-        header: What it is of and where it was made, as plain JSON values.
-        depth: Most drafted tokens that it replays.
-        data: As ``pack_trace`` packed it; None in a listing.
-    """
-
-    key: str
-    path_key: str
-    header: Mapping[str, Any]
-    depth: int
-    data: bytes | None
-    created_at: datetime = field(default_factory=utc_now)
-
-    @classmethod
-    def of(cls, data: bytes) -> Self:
-        """The record of a packed trace, all of which is checked.
-
-        Raises:
-            TraceError: It cannot be used.
-        """
-        unpacked = unpack_trace(data)
-        key, trace = unpacked.key, unpacked.trace
-        header = {
-            "key": json.loads(to_json(key)),
-            "draft_name": trace.draft_name,
-            "kind": str(trace.kind),
-            "prompts": len(trace.prompts),
-            "output_tokens": sum(len(prompt.proposed) for prompt in trace.prompts),
-            "provenance": dict(unpacked.provenance),
-        }
-        return cls(key=key.key, path_key=key.path_key, header=header, depth=trace.max_drafted_tokens, data=data)
 
 
 class TrialStore(Protocol):

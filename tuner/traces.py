@@ -1,4 +1,4 @@
-"""Acceptance traces as artifacts: what each is of, and its bytes.
+"""Acceptance traces as artifacts: their files, and their records in a store.
 
 A trace says what a draft would propose along a target's outputs. It is made once and serves every later search whose
 key is the same, on any machine. The file is an npz of plain arrays and one JSON header; nothing in it is pickled.
@@ -11,21 +11,18 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from datetime import UTC, datetime
 from io import BytesIO
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tuner.errors import TraceError
-from tuner.records import GREEDY, PromptTrace, Sampling, TargetOutput, Trace, TraceKind, from_json, to_json
-from tuner.speculation import Method, content_key
+from tuner.records import PromptTrace, Sampling, Trace, TraceKind, from_json, to_json
 from tuner.trace_checks import MAKE_AGAIN, check_trace
-
-FORMAT_VERSION = 1
-"""Raised when a file of before means something else."""
+from tuner.trace_keys import FORMAT_VERSION, TraceKey, check_key
 
 _FORMAT = "specdec-tuner acceptance trace"
 _MAX_UNPACKED_BYTES = 2 << 30
@@ -34,85 +31,6 @@ _MAX_UNPACKED_BYTES = 2 << 30
 _COUNTS = ("proposed", "matched", "ranks", "unknown")
 _REALS = ("target_probabilities", "draft_probabilities", "top2_gaps")
 _HEADER = "header"
-_LABELS = {
-    "target": "target (its config, tokenizer or weights)",
-    "draft": "draft (its config or weights)",
-    "outputs": "outputs (prompts, caps or the target's answers)",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numerics:
-    """What computed the outputs and the draft's answers: the largest of two near logits can turn on it.
-
-    Attributes:
-        weight_format: As the engine resolved it, never ``"auto"`` where it says so.
-        lossless: Whether a row's result is the same however many rows are computed together; None: it does not say.
-    """
-
-    engine: str
-    weight_format: str
-    lossless: bool | None
-
-    @classmethod
-    def of(cls, engine: str, environment: Mapping[str, str], asked_format: str) -> Self:
-        """The numerics of a measurement, from what the engine said of itself."""
-        said = environment.get("lossless")
-        return cls(
-            engine=engine,
-            weight_format=environment.get("weight_format", asked_format),
-            lossless=None if said is None else said == "yes",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceKey:
-    """Everything that an acceptance trace depends on but its depth: a deeper trace serves a shallower search.
-
-    Attributes:
-        target: ``models.fingerprint`` of the target: ``config.json``, ``generation_config.json``, ``tokenizer.json``
-            and weights. A chat template outside these files is seen only through ``outputs``.
-        method: How tokens are proposed.
-        draft: The draft's fingerprint, of the same files; None for a matching rule.
-        outputs: ``outputs_key`` of what it was traced along.
-        sampling: How the target chose them; ``decisive`` of it.
-        max_model_len: Prompt plus output tokens; near it a round may propose less.
-        numerics: What computed it.
-        prompt_lookup_max: Longest n-gram that the matching rule looks up.
-        prompt_lookup_min: Shortest one.
-        source: A pass of the draft, or a run's log, which does not show every position.
-    """
-
-    target: str
-    method: Method
-    draft: str | None
-    outputs: str
-    sampling: Sampling
-    max_model_len: int
-    numerics: Numerics
-    prompt_lookup_max: int | None = None
-    prompt_lookup_min: int | None = None
-    source: Literal["draft", "log"] = "draft"
-    format_version: int = FORMAT_VERSION
-
-    @property
-    def key(self) -> str:
-        """Equal for traces that are the same."""
-        return content_key(asdict(self))
-
-    @property
-    def path_key(self) -> str:
-        """Equal for traces along the same outputs, whatever computed them.
-
-        A trace with this and another ``key`` is *transferred*: where two logits are nearer to each other than the
-        numerics' noise, it may differ from what would be seen here. See ``share_of_near_ties``.
-        """
-        return content_key({name: value for name, value in asdict(self).items() if name != "numerics"})
-
-    def differences(self, other: TraceKey) -> dict[str, tuple[Any, Any]]:
-        """``{field: (here, there)}`` of every field that differs; those of parts have dotted names."""
-        here, there = _flat(asdict(self)), _flat(asdict(other))
-        return {name: (here[name], there[name]) for name in here if here[name] != there[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +46,43 @@ class UnpackedTrace:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def decisive(sampling: Sampling) -> Sampling:
-    """The sampling without what decides nothing: at temperature 0 neither seed nor cuts do."""
-    return sampling if sampling.temperature > 0 else GREEDY
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord:
+    """An acceptance trace as an artifact: it belongs to no study, and serves every one that it fits.
 
+    Attributes:
+        key: ``TraceKey.key`` of it; unique in the store.
+        path_key: ``TraceKey.path_key``: equal for traces along the same outputs that other numerics computed.
+        header: What it is of and where it was made, as plain JSON values.
+        depth: Most drafted tokens that it replays.
+        data: As ``pack_trace`` packed it; None in a listing.
+    """
 
-def outputs_key(outputs: Sequence[TargetOutput]) -> str:
-    """Hash of prompts, caps and output ids; the order of the prompts does not matter."""
-    return content_key(sorted(content_key(asdict(output)) for output in outputs))
+    key: str
+    path_key: str
+    header: Mapping[str, Any]
+    depth: int
+    data: bytes | None
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """The record of a packed trace, all of which is checked.
+
+        Raises:
+            TraceError: It cannot be used.
+        """
+        unpacked = unpack_trace(data)
+        key, trace = unpacked.key, unpacked.trace
+        header = {
+            "key": json.loads(to_json(key)),
+            "draft_name": trace.draft_name,
+            "kind": str(trace.kind),
+            "prompts": len(trace.prompts),
+            "output_tokens": sum(len(prompt.proposed) for prompt in trace.prompts),
+            "provenance": dict(unpacked.provenance),
+        }
+        return cls(key=key.key, path_key=key.path_key, header=header, depth=trace.max_drafted_tokens, data=data)
 
 
 def cut_to(trace: Trace, depth: int) -> Trace:
@@ -160,14 +107,6 @@ def share_of_near_ties(trace: Trace, noise: float) -> float | None:
     """
     gaps = np.concatenate([np.zeros(0), *(np.asarray(prompt.top2_gaps[1:]) for prompt in trace.prompts)])
     return float((gaps < noise).mean()) if gaps.size else None
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, one in value.items():
-        plain = one.value if isinstance(one, StrEnum) else one
-        flat |= _flat(one, f"{prefix}{name}.") if isinstance(one, Mapping) else {prefix + name: plain}
-    return flat
 
 
 # ── packing ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,23 +210,6 @@ def unpack_trace(data: bytes, expected_key: TraceKey | None = None) -> UnpackedT
 def _prompt(header: _PromptHeader, columns: Mapping[str, list[tuple[Any, ...]]], place: int) -> PromptTrace:
     fields: dict[str, Any] = asdict(header) | {name: column[place] for name, column in columns.items()}
     return PromptTrace(**fields)
-
-
-def check_key(found: TraceKey, expected: TraceKey) -> None:
-    """Refuse a trace of something else.
-
-    Raises:
-        TraceError: Names each field that differs, with both values.
-    """
-    differing = expected.differences(found)
-    if differing:
-        lines = [
-            f"  {_LABELS.get(name, name)}: expected {one!r}, found {other!r}"
-            for name, (one, other) in differing.items()
-        ]
-        raise TraceError(
-            "the trace is of something else:\n" + "\n".join(lines), "make a trace of what is searched here"
-        )
 
 
 def _read_arrays(data: bytes) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tuner.store import ParetoEntry, StageRecord, StudyRecord, TraceRecord, TrialRecord
+from tuner.store import ParetoEntry, StageRecord, StudyRecord, TrialRecord
+from tuner.traces import TraceRecord
 from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
 
 MAX_ERROR_CHARACTERS = 65_536

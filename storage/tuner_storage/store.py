@@ -15,7 +15,6 @@ from tuner.store import (
     ParetoEntry,
     StageRecord,
     StudyRecord,
-    TraceRecord,
     TrialRecord,
     check_front,
     check_has_data,
@@ -25,6 +24,7 @@ from tuner.store import (
     check_trial_change,
     no_such_study,
 )
+from tuner.traces import TraceRecord
 from tuner_storage import rows
 from tuner_storage.errors import ConnectionLostError
 from tuner_storage.session import reading, writing

@@ -15,7 +15,8 @@ from sqlalchemy import Engine, create_engine, inspect, text
 
 from tests.support.schemas import EAGLE, FOLDER
 from tuner.errors import SchemaError
-from tuner.testing.stores import a_finished_trial, a_study, a_trace
+from tuner.testing.stores import a_finished_trial, a_study
+from tuner.testing.trace_stores import a_trace
 from tuner_storage import open_engine, open_store, optuna_url, schema_status, upgrade
 from tuner_storage.migrate import MIGRATIONS, VERSION_TABLE, is_ours
 from tuner_storage.session import writing

@@ -20,7 +20,8 @@ from sqlalchemy import event, make_url, text
 
 from tuner.errors import StorageError
 from tuner.store import StageKind
-from tuner.testing.stores import a_done_stage, a_finished_trial, a_stage, a_study, a_trace, a_trial, an_entry
+from tuner.testing.stores import a_done_stage, a_finished_trial, a_stage, a_study, a_trial, an_entry
+from tuner.testing.trace_stores import a_trace
 from tuner_storage import SqlTrialStore, open_store
 from tuner_storage.rows import MAX_ERROR_CHARACTERS, cut
 from tuner_storage.session import reading, writing

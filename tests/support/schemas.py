@@ -18,10 +18,10 @@ from tuner.store import (
     StageRecord,
     StageState,
     StudyRecord,
-    TraceRecord,
     TrialRecord,
     TrialState,
 )
+from tuner.traces import TraceRecord
 from tuner_storage import open_store, schema_status
 
 FOLDER = Path(__file__).parents[1] / "data" / "schemas"

@@ -11,8 +11,8 @@ import pytest
 from tests.support.cli import RunCli, run_main
 from tuner.records import GREEDY, PromptTrace, Trace, TraceKind
 from tuner.speculation import Method
-from tuner.store import TraceRecord
-from tuner.traces import Numerics, TraceKey, pack_trace
+from tuner.trace_keys import Numerics, TraceKey
+from tuner.traces import TraceRecord, pack_trace
 from tuner_storage import open_store
 
 KEY = TraceKey(

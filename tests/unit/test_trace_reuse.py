@@ -21,7 +21,8 @@ from tuner.search_space import Draft, DraftTokens
 from tuner.speculation import Method
 from tuner.store import MemoryStore, StageRecord, StageState, TrialStore
 from tuner.stored import read_study
-from tuner.traces import Numerics, unpack_trace
+from tuner.trace_keys import Numerics
+from tuner.traces import unpack_trace
 
 HIT_RATES = {"light": 0.5, "heavy": 0.8, "renamed": 0.5}
 

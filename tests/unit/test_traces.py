@@ -19,18 +19,8 @@ from tests.support.observed import a_prompt
 from tuner.errors import TraceError
 from tuner.records import GREEDY, WORST_RANK, PromptTrace, Sampling, TargetOutput, Trace, TraceKind
 from tuner.speculation import Method
-from tuner.store import TraceRecord
-from tuner.traces import (
-    FORMAT_VERSION,
-    Numerics,
-    TraceKey,
-    cut_to,
-    decisive,
-    outputs_key,
-    pack_trace,
-    share_of_near_ties,
-    unpack_trace,
-)
+from tuner.trace_keys import FORMAT_VERSION, Numerics, TraceKey, decisive, outputs_key
+from tuner.traces import TraceRecord, cut_to, pack_trace, share_of_near_ties, unpack_trace
 
 WARM = Sampling(temperature=0.7, top_p=0.9, seed=3)
 

@@ -13,7 +13,8 @@ from tuner.cli.arguments import AsJson, Storage, new_app
 from tuner.errors import ConfigurationError, NotFoundError, TraceError
 
 if TYPE_CHECKING:
-    from tuner.store import TraceRecord, TrialStore
+    from tuner.store import TrialStore
+    from tuner.traces import TraceRecord
 
 app = new_app(no_args_is_help=True, help="List, export and import acceptance traces.")
 
@@ -119,7 +120,7 @@ def _read(path: Path) -> TraceRecord:
         ConfigurationError: It cannot be read.
         TraceError: It is no trace, or one that cannot be used; names the file.
     """
-    from tuner.store import TraceRecord
+    from tuner.traces import TraceRecord
 
     try:
         return TraceRecord.of(path.read_bytes())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -27,15 +27,14 @@ from tuner.store import (
     StageRecord,
     StageState,
     StudyRecord,
-    TraceRecord,
     TrialRecord,
     TrialState,
     TrialStore,
 )
+from tuner.testing.trace_stores import NOON, TraceStoreContract, a_trace
 
 EAGLE = Speculation(method=Method.EAGLE, draft_name="eagle", draft_model="/models/eagle", drafted_tokens=3)
 NGRAM = Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=5, prompt_lookup_max=4, prompt_lookup_min=2)
-NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 FINISHED = tuple(state for state in TrialState if state is not TrialState.RUNNING)
 
 
@@ -98,26 +97,8 @@ def an_entry(**changes: Any) -> ParetoEntry:
     )
 
 
-def a_trace(**changes: Any) -> TraceRecord:
-    """An acceptance trace; a store does not look into its data."""
-    trace = TraceRecord(
-        key="0123456789abcdef",
-        path_key="fedcba9876543210",
-        header={"key": {"target": "ab", "draft": None}, "prompts": 12, "provenance": {"study": "größe"}},
-        depth=4,
-        data=b"PK\x03\x04\x00\xff",
-        created_at=NOON,
-    )
-    return replace(trace, **changes)
-
-
-class TrialStoreContract:
+class TrialStoreContract(TraceStoreContract):
     """What the docstrings of ``TrialStore`` promise; subclasses override the fixture ``store``."""
-
-    @pytest.fixture
-    def store(self) -> Iterator[TrialStore]:
-        """An empty store."""
-        raise NotImplementedError("the subclass supplies the fixture `store`")
 
     @pytest.fixture
     def study(self, store: TrialStore) -> StudyRecord:
@@ -354,52 +335,6 @@ class TrialStoreContract:
 
     def test_a_study_without_trials_has_none(self, store: TrialStore, study: StudyRecord) -> None:
         assert store.trials(study.name) == ()
-
-    def test_a_trace_comes_back_equal_and_belongs_to_no_study(self, store: TrialStore) -> None:
-        assert store.save_trace(a_trace())
-        assert store.trace(a_trace().key) == a_trace()
-
-    def test_an_unknown_trace_is_none(self, store: TrialStore) -> None:
-        store.save_trace(a_trace())
-        assert store.trace("another") is None
-        assert store.trace(a_trace().path_key) is None
-
-    def test_a_deeper_trace_replaces_a_shallower_one(self, store: TrialStore) -> None:
-        deeper = a_trace(depth=9, data=b"deeper", header={"prompts": 13}, created_at=NOON + timedelta(days=1))
-        store.save_trace(a_trace())
-        assert store.save_trace(deeper)
-        assert store.trace(deeper.key) == deeper
-        assert len(store.traces()) == 1
-
-    @pytest.mark.parametrize("depth", [1, 4])
-    def test_a_trace_that_is_no_deeper_changes_nothing(self, store: TrialStore, depth: int) -> None:
-        store.save_trace(a_trace())
-        assert not store.save_trace(a_trace(depth=depth, data=b"other", header={}))
-        assert store.trace(a_trace().key) == a_trace()
-
-    def test_a_trace_of_depth_0_is_kept(self, store: TrialStore) -> None:
-        assert store.save_trace(a_trace(depth=0))
-        assert store.trace(a_trace().key) == a_trace(depth=0)
-
-    def test_traces_come_oldest_first_without_their_data(self, store: TrialStore) -> None:
-        early = a_trace(key="early", created_at=NOON - timedelta(hours=1))
-        store.save_trace(a_trace())
-        store.save_trace(early)
-        assert store.traces() == (replace(early, data=None), replace(a_trace(), data=None))
-
-    def test_traces_along_the_same_outputs_are_found(self, store: TrialStore) -> None:
-        for key, path_key in (("a", "here"), ("b", "elsewhere"), ("c", "here")):
-            store.save_trace(a_trace(key=key, path_key=path_key))
-        assert [one.key for one in store.traces("here")] == ["a", "c"]
-        assert store.traces("nowhere") == ()
-
-    def test_a_store_without_traces_has_none(self, store: TrialStore) -> None:
-        assert store.traces() == ()
-
-    def test_a_trace_from_a_listing_cannot_be_saved(self, store: TrialStore) -> None:
-        with pytest.raises(StorageError, match="no data"):
-            store.save_trace(a_trace(data=None))
-        assert store.traces() == ()
 
     def test_threads_that_write_at_once_lose_nothing(self, store: TrialStore, study: StudyRecord) -> None:
         def write(thread: int) -> None:
