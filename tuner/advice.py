@@ -10,18 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from tuner.cost_model import Prediction
 from tuner.errors import ConfigurationError
-from tuner.metrics import MS_PER_S, completed, e2e_ms, summarize
+from tuner.observed_costs import draft_costs, longest
 from tuner.payoff import Requirement, RoundCosts, equivalent_acceptance, required_acceptance
+from tuner.prediction import Prediction
 from tuner.predictions import Predictions
-from tuner.records import BaselineResult, Measurement, TimedSteps, Trace, TraceResult
+from tuner.records import Measurement, Trace
 from tuner.replay import replay
 
 COST_SHARES = (0.05, 0.1, 0.2)
-"""Of drafts that do not exist yet: a head of one layer, and draft models of a tenth and a fifth of the target."""
+"""Of drafts that do not exist yet: a head of one layer, and models of a tenth and a fifth of the target's depth."""
 
 TARGET_SPEEDUPS = (1.5, 2.0)
 
@@ -51,7 +49,7 @@ class DraftAdvice:
 
     Attributes:
         draft_name: None for a draft that does not exist yet.
-        cost_share: One drafted token over one target pass.
+        cost_share: One drafted token over one round of no speculation.
         requirements: One for each wanted speed-up, the smallest first.
         most_speedup: If every drafted token were right.
         traced: What it has; None where it was not replayed.
@@ -72,7 +70,7 @@ class Advice:
         speedups: Wanted ones, the smallest first: that of the margin, then those asked for.
         drafts: Timed ones in the order of their traces, then those of a given cost, the cheapest first.
         first_token_share: Of no speculation's latency, before the first token: no draft shortens it.
-        most_drafted_tokens: Largest k whose verify pass was timed.
+        most_drafted_tokens: Largest k that is priced.
     """
 
     speedups: tuple[float, ...]
@@ -82,8 +80,8 @@ class Advice:
 
 
 def advise(
-    baseline: BaselineResult,
-    traces: Sequence[TraceResult],
+    baseline: Measurement,
+    traces: Sequence[Trace],
     predictions: Predictions,
     *,
     margin: float,
@@ -93,111 +91,47 @@ def advise(
     """What the drafts that were timed must reach, and those of a given cost.
 
     Args:
-        baseline: With the verify curve.
-        traces: Of the drafts that were timed and replayed.
-        predictions: Of the same study.
+        baseline: No speculation.
+        traces: Of the drafts that were replayed along it.
+        predictions: Of the same study, with the cost model.
         margin: Least gain worth having.
         speedups: Other gains to reach.
-        cost_shares: Drafts that do not exist yet: one drafted token over one target pass. Their prefill is taken to
-            cost the same share of the target's.
+        cost_shares: Drafts that do not exist yet: one drafted token over one round of no speculation. Their prefill
+            is taken to cost the same share of the target's.
 
     Raises:
-        ConfigurationError: The verify curve was not timed, a share is negative, or a speed-up is below 1.
+        ConfigurationError: No draft is priced, a share is negative, or a speed-up is below 1.
     """
     bad = [share for share in cost_shares if not (math.isfinite(share) and share >= 0)]
     if bad:
         raise ConfigurationError(f"a draft cost of {bad[0]} is no share", "give 0 or more, e.g. 0.05 for a twentieth")
-    target, scale = _target_costs(baseline)
     wanted = tuple(sorted({1 + margin, *speedups}))
-    timed = [_timed_draft(target, scale, one, predictions, wanted, baseline.measurement) for one in traces]
-    given = [_advice(_with_share(target, share), wanted) for share in sorted(set(cost_shares))]
+    priced = [(one, costs) for one in traces if (costs := draft_costs(baseline, predictions, one)) is not None]
+    target = longest([costs for _, costs in priced])
     return Advice(
         speedups=wanted,
-        drafts=(*(one for one in timed if one is not None), *given),
+        drafts=(
+            *(_traced_draft(costs, trace, predictions, wanted) for trace, costs in priced),
+            *(_advice(_with_share(target, share), wanted) for share in sorted(set(cost_shares))),
+        ),
         first_token_share=target.first_token_share,
-        most_drafted_tokens=len(target.verify_ms) - 1,
+        most_drafted_tokens=target.most_drafted_tokens,
     )
-
-
-def _target_costs(baseline: BaselineResult) -> tuple[RoundCosts, float]:
-    """The target's part, such that no speculation takes what it was measured to take, and the scale of timed steps.
-
-    Where the baseline decoded faster than the timed steps, the machine was slower when they were timed, and all of
-    them are scaled.
-    """
-    verify = None if baseline.verify is None else _by_size(baseline.verify)
-    if verify is None or len(verify) < 2:
-        raise ConfigurationError(
-            "the cost of verifying several tokens was not timed, so nothing can be said of drafts",
-            "search with an engine that times single steps; tuner engines says which",
-        )
-    columns = summarize(baseline.measurement)
-    token, first, whole = (columns.get(name) for name in ("tpot_ms_mean", "ttft_ms_mean", "e2e_ms_mean"))
-    if not token or not whole or first is None:
-        raise ConfigurationError(
-            "the baseline answered with single tokens, so there is nothing to draft", "raise max_output_tokens"
-        )
-    scale = min(1.0, token / verify[0])
-    costs = RoundCosts(
-        verify_ms=tuple(scale * one for one in verify),
-        draft_ms=(),
-        overhead_ms=max(0.0, token - verify[0]),
-        first_token_share=first / whole,
-    )
-    return costs, scale
-
-
-def _by_size(steps: TimedSteps) -> tuple[float, ...]:
-    """Medians of sizes 1, 2, … to the largest timed one; sizes between timed ones are interpolated."""
-    sizes = sorted(size for size, seconds in steps.seconds.items() if seconds)
-    medians = [float(np.median(steps.seconds[size])) * MS_PER_S for size in sizes]
-    if not sizes or sizes[0] != 1:
-        return ()
-    return tuple(float(one) for one in np.interp(np.arange(1, sizes[-1] + 1), sizes, medians))
 
 
 def _with_share(target: RoundCosts, share: float) -> RoundCosts:
-    one = share * target.verify_ms[0]
+    one = share * target.target_ms[0]
     return replace(
         target,
-        draft_ms=tuple(one * k for k in range(1, len(target.verify_ms))),
+        draft_ms=tuple(one * k for k in range(1, len(target.target_ms))),
         draft_prefill_share=share * target.first_token_share,
     )
 
 
-def _timed_draft(
-    target: RoundCosts,
-    scale: float,
-    result: TraceResult,
-    predictions: Predictions,
-    wanted: Sequence[float],
-    baseline: Measurement,
-) -> DraftAdvice | None:
-    """None for a draft whose single steps were not timed, or that is not predicted."""
-    name, steps = result.trace.draft_name, _by_size(result.draft_steps)
-    predicted = [one for (draft, _), one in predictions.by_configuration.items() if draft == name]
-    if not steps or not predicted:
-        return None
+def _traced_draft(costs: RoundCosts, trace: Trace, predictions: Predictions, wanted: Sequence[float]) -> DraftAdvice:
+    predicted = (one for (draft, _), one in predictions.by_configuration.items() if draft == trace.draft_name)
     best = max(predicted, key=lambda one: one.speedup)
-    costs = replace(
-        target,
-        draft_ms=tuple(scale * one for one in steps),
-        draft_prefill_share=scale * _prefill_share(result.draft_prefill, baseline),
-    )
-    return replace(_advice(costs, wanted), draft_name=name, traced=_traced(result.trace, best))
-
-
-def _prefill_share(prefill: TimedSteps | None, baseline: Measurement) -> float:
-    """The draft's reading of the prompts over the baseline's latency; 0 where it reads none."""
-    if prefill is None:
-        return 0.0
-    sizes = np.array(sorted(prefill.seconds))
-    medians = np.array([float(np.median(prefill.seconds[int(size)])) * MS_PER_S for size in sizes])
-    records = completed(baseline.requests)
-    tokens = np.array([record.prompt_tokens or 0 for record in records])
-    within = np.interp(tokens, [0, *sizes], [0.0, *medians])
-    reading = np.where(tokens > sizes[-1], medians[-1] * tokens / sizes[-1], within)
-    return float(reading.sum()) / sum(e2e_ms(record) or 0.0 for record in records)
+    return replace(_advice(costs, wanted), draft_name=trace.draft_name, traced=_traced(trace, best))
 
 
 def _advice(costs: RoundCosts, wanted: Sequence[float]) -> DraftAdvice:

@@ -23,7 +23,7 @@ def advice_sentences(advice: Advice) -> tuple[str, ...]:
 def _sentence(one: DraftAdvice) -> str:
     needs = ", ".join(_need(need) for need in one.requirements)
     if one.traced is None:
-        return f"{_name(one)} of a target pass per token: {needs}."
+        return f"{_name(one)} of a plain round per token: {needs}."
     pays = one.traced.speedup >= one.requirements[0].speedup
     verdict = "pays off" if pays else "does not pay off"
     predicted = f"{one.traced.speedup:.2f} times the speed predicted at k={one.traced.drafted_tokens}"
@@ -81,7 +81,7 @@ def advice_notes(advice: Advice) -> tuple[str, ...]:
         f"a model: {MODEL}",
         f"{_percent(advice.first_token_share)} of the latency without speculation comes before the first token: no "
         "draft shortens it",
-        f"k up to {advice.most_drafted_tokens}, as far as the target's pass was timed; costs are shares of that pass",
+        f"k up to {advice.most_drafted_tokens}, as far as rounds are priced; costs are shares of a plain round",
         *rarely,
     )
 

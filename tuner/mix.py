@@ -54,8 +54,8 @@ class MixWorkload:
         label: Its name in tables.
         weight: Positive; shares follow by normalising.
         ratios: Every configuration that is known here, no speculation among them.
-        predicted: What replay said of the latency ratio, of measured configurations too.
         oracle: Latency ratio of each draft if every round knew beforehand how many tokens to draft.
+        replayed: Latency ratio of fixed configurations, from the same replay and the same round times as the oracle's.
         infeasible: Configurations that cannot run here.
     """
 
@@ -63,8 +63,8 @@ class MixWorkload:
     label: str
     weight: float
     ratios: Mapping[Speculation, LatencyRatio]
-    predicted: Mapping[Speculation, float] = field(default_factory=dict)
     oracle: Mapping[str, float] = field(default_factory=dict)
+    replayed: Mapping[Speculation, float] = field(default_factory=dict)
     infeasible: frozenset[Speculation] = frozenset()
 
 
@@ -109,7 +109,7 @@ class VariableK:
     """What a number of drafted tokens chosen anew in every round could add.
 
     Attributes:
-        gain: Over the recommended configuration, both as replay predicts them. An upper bound: the oracle knows
+        gain: Over the recommended configuration, both as replayed. An upper bound: the oracle knows
             what will be accepted.
     """
 
@@ -262,11 +262,11 @@ def _probabilities_best(
 def _variable_k(
     recommended: Speculation, workloads: Sequence[MixWorkload], shares: Sequence[float]
 ) -> VariableK | None:
-    """The draft that gains most from a variable k, against the fixed configuration as replay predicts it."""
+    """The draft that gains most from a variable k, against the fixed configuration as it is replayed."""
     drafts = set.intersection(*(set(workload.oracle) for workload in workloads))
-    if not drafts or not all(recommended in workload.predicted for workload in workloads):
+    if not drafts or not all(recommended in workload.replayed for workload in workloads):
         return None
-    fixed = sum(share * one.predicted[recommended] for share, one in zip(shares, workloads, strict=True))
+    fixed = sum(share * one.replayed[recommended] for share, one in zip(shares, workloads, strict=True))
     oracle = {
         name: sum(share * one.oracle[name] for share, one in zip(shares, workloads, strict=True)) for name in drafts
     }

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from tuner.errors import NotFoundError, StudyMismatchError
+from tuner.errors import ConfigurationError, NotFoundError, StudyMismatchError
 from tuner.mix import LatencyRatio, MixWorkload
+from tuner.observed_costs import draft_costs
+from tuner.oracle import variable_length
+from tuner.payoff import RoundCosts
 from tuner.predictions import Predictions
+from tuner.records import Measurement, Trace
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, Speculation
 from tuner.store import StudyRecord, TrialRecord, TrialState
@@ -58,13 +64,22 @@ def mix_workload(
     trials: Sequence[TrialRecord],
     predictions: Predictions,
     *,
+    baseline: Measurement | None = None,
+    traces: Sequence[Trace] = (),
     weight: float = 1.0,
-    oracle: Mapping[str, float] | None = None,
 ) -> MixWorkload:
     """A study's part in a mix: measured figures where there are some, else predicted ones.
 
     The figures measured in the search are taken, not that of the certified winner: all of them, and the predictions,
     are about the same prompts.
+
+    Args:
+        study: Whose space says what may be chosen.
+        trials: What was measured.
+        predictions: What was not.
+        baseline: No speculation, for the oracle; None leaves a variable k out.
+        traces: Of the drafts that were replayed along it, likewise.
+        weight: The workload's share of the requests, in any unit.
 
     Raises:
         NotFoundError: No speculation was not measured yet, so there is nothing to relate to.
@@ -73,15 +88,15 @@ def mix_workload(
         raise NotFoundError(
             f"study {study.name!r} has no measured baseline yet", "run its search again: it goes on where it was"
         )
-    predicted = _predicted(study, predictions)
+    variable = {} if baseline is None else _variable(baseline, predictions, traces)
     measured = {one.speculation: _measured(one) for one in trials if _has_speedup(one)}
     return MixWorkload(
         study_name=study.name,
         label=str(study.spec.get("workload", {}).get("name", study.name)),
         weight=weight,
-        ratios=predicted | measured,
-        predicted={one: ratio.estimate for one, ratio in predicted.items()} | {NO_SPECULATION: 1.0},
-        oracle=dict(oracle or {}),
+        ratios=_predicted(study, predictions) | measured,
+        oracle={name: one.oracle for name, one in variable.items()},
+        replayed={NO_SPECULATION: 1.0, **_replayed(study, variable)},
         infeasible=frozenset(one.speculation for one in trials if one.state is TrialState.INFEASIBLE),
     )
 
@@ -118,3 +133,39 @@ def _configurations(study: StudyRecord) -> tuple[Speculation, ...]:
         {**space, "name": study.name[:60], "description": "as stored", "drafts": list(space["drafts"].values())}
     )
     return stored.configurations()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variable:
+    """Latency ratios of one draft: with the best length in every round, and with each fixed one from 0 on."""
+
+    oracle: float
+    fixed: tuple[float, ...]
+
+
+def _variable(baseline: Measurement, predictions: Predictions, traces: Sequence[Trace]) -> dict[str, _Variable]:
+    """Drafts that are priced, and whose trace tells the rounds of every length."""
+    found: dict[str, _Variable] = {}
+    for trace in traces:
+        costs = draft_costs(baseline, predictions, trace)
+        if costs is not None:
+            with suppress(ConfigurationError):  # a trace that tells the rounds of some lengths only
+                found[trace.draft_name] = _ratios(costs, trace)
+    return found
+
+
+def _ratios(costs: RoundCosts, trace: Trace) -> _Variable:
+    lengths = variable_length(trace, costs.round_ms)
+    alone = float(lengths.fixed_ms[0].sum())
+    return _Variable(
+        oracle=costs.latency_ratio(float(lengths.oracle_ms.sum()) / alone),
+        fixed=tuple(costs.latency_ratio(float(one) / alone) for one in lengths.fixed_ms.sum(axis=1)),
+    )
+
+
+def _replayed(study: StudyRecord, variable: Mapping[str, _Variable]) -> dict[Speculation, float]:
+    return {
+        one: variable[one.draft_name].fixed[one.drafted_tokens]
+        for one in _configurations(study)
+        if one.draft_name in variable and one.drafted_tokens < len(variable[one.draft_name].fixed)
+    }

@@ -4,10 +4,10 @@ A model, not a replay: every drafted token is right with the same probability α
 always proposes k tokens. A round then yields τ = 1 + α + … + α^k tokens, and with f the share of the latency that
 comes before the first token,
 
-    speed-up = 1 / (f + f_draft + (1 − f) · T(k) / (T(0) · τ)),  T(k) = verify(k + 1) + draft(k) + overhead
+    speed-up = 1 / (f + f_draft + (1 − f) · T(k) / (T(0) · τ)),  T(k) = target(k + 1) + draft(k)
 
-with the target's timed verify curve. Real drafts are better on some text than on other; at the same mean acceptance
-that gives other τ.
+where target(k + 1) is a round of no speculation and what verifying k more tokens adds to it. Real drafts are better on
+some text than on other; at the same mean acceptance that gives other τ.
 """
 
 from __future__ import annotations
@@ -29,39 +29,44 @@ class RoundCosts:
     """What rounds take with one draft, on one workload.
 
     Attributes:
-        verify_ms: One target pass over 1, 2, … rows.
+        target_ms: A round without drafting that verifies 1, 2, … rows; the first is one of no speculation.
         draft_ms: Proposing 1, 2, … tokens.
-        overhead_ms: Of a round, beyond its steps; 0 or more.
         first_token_share: Of no speculation's end-to-end latency, before the first token.
         draft_prefill_share: Of the same latency, added by the draft reading the prompt.
     """
 
-    verify_ms: tuple[float, ...]
+    target_ms: tuple[float, ...]
     draft_ms: tuple[float, ...]
-    overhead_ms: float = 0.0
     first_token_share: float = 0.0
     draft_prefill_share: float = 0.0
 
     @property
     def most_drafted_tokens(self) -> int:
         """Largest k of which both steps are known."""
-        return min(len(self.verify_ms) - 1, len(self.draft_ms))
+        return min(len(self.target_ms) - 1, len(self.draft_ms))
 
     @property
     def cost_share(self) -> float:
-        """One drafted token over one target pass, at the largest k."""
+        """One drafted token over one round of no speculation, at the largest k."""
         most = self.most_drafted_tokens
-        return self.draft_ms[most - 1] / most / self.verify_ms[0]
+        return self.draft_ms[most - 1] / most / self.target_ms[0]
+
+    @property
+    def round_ms(self) -> tuple[float, ...]:
+        """T(k), by k from 0 on."""
+        drafting = (0.0, *self.draft_ms)
+        return tuple(self.target_ms[k] + drafting[k] for k in range(self.most_drafted_tokens + 1))
+
+    def latency_ratio(self, decode_ratio: float) -> float:
+        """End-to-end latency over that of no speculation, where the rounds together take that share of its rounds."""
+        return self.first_token_share + self.draft_prefill_share + (1 - self.first_token_share) * decode_ratio
 
     def speedups(self, acceptance: float) -> Floats:
-        """End-to-end gain over no speculation of k = 1, 2, … at that acceptance."""
-        ks = np.arange(1, self.most_drafted_tokens + 1)
-        rounds = np.asarray(self.verify_ms)[ks] + np.asarray(self.draft_ms)[ks - 1] + self.overhead_ms
-        tokens = np.array([tokens_per_round(acceptance, int(k)) for k in ks])
-        decode = rounds / ((self.verify_ms[0] + self.overhead_ms) * tokens)
-        share = self.first_token_share
-        gains: Floats = 1 / (share + self.draft_prefill_share + (1 - share) * decode)
-        return gains
+        """End-to-end gain over no speculation at that acceptance: [k], from k = 1 on."""
+        alone, *rounds = self.round_ms
+        tokens = (tokens_per_round(acceptance, k + 1) for k in range(len(rounds)))
+        taken = zip(rounds, tokens, strict=True)
+        return np.array([1 / self.latency_ratio(round_ms / (alone * yields)) for round_ms, yields in taken])
 
 
 def tokens_per_round(acceptance: float, drafted_tokens: int) -> float:

@@ -55,7 +55,7 @@ def test_whether_a_draft_pays_off_is_what_replay_says_of_it() -> None:
 
 def test_without_a_traced_draft_the_cheapest_that_could_be_had_is_told() -> None:
     assert advice_sentences(an_advice(UNBORN, replace(UNBORN, cost_share=0.2))) == (
-        "any draft at 5 % of a target pass per token: "
+        "any draft at 5 % of a plain round per token: "
         "1.02 times takes 19 %, 1.50 times takes 78 %, 2.00 times is out of reach.",
     )
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.support.cli import RunCli, check_text, run_main
-from tests.support.searches import search_into, search_plan
+from tests.support.simulated_studies import a_plan, study_into
 from tests.support.study_results import BASELINE, a_result
-from tuner.driver import new_study
+from tuner.store import StudyRecord
 from tuner_storage import open_store
 
 
@@ -20,8 +20,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     store = open_store(url)
     store.add_study(a_result().study)
     store.save_trial(BASELINE)
-    store.add_study(new_study(search_plan("math")))
-    search_into(store, search_plan("code"), {"light": 0.6, "heavy": 0.9})
+    store.add_study(StudyRecord(name="math", spec=a_plan("math").spec))
+    study_into(store, a_plan("code"), {"light": 0.6, "heavy": 0.9})
     store.close()
     return url
 

@@ -7,9 +7,12 @@ import json
 import pytest
 
 from tests.support.cli import RunCli, Said, check_text, run_main
-from tests.support.searches import search_into, search_plan
-from tuner.driver import new_study
+from tests.support.simulated_studies import a_plan, study_into
+from tuner.store import StudyRecord
 from tuner_storage import open_store
+
+CODE = {"light": 0.6, "heavy": 0.9}
+CHAT = {"light": 0.4, "heavy": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +20,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two workloads under the same conditions, and one with other numerics."""
     url = f"sqlite:///{tmp_path_factory.mktemp('mix') / 'studies.sqlite'}"
     store = open_store(url)
-    search_into(store, search_plan("code"), {"light": 0.6, "heavy": 0.9})
-    search_into(store, search_plan("chat"), {"light": 0.4, "heavy": 0.5})
-    search_into(store, search_plan("chat", name="chat-int8", weight_format="int8"), {"light": 0.4, "heavy": 0.5})
+    study_into(store, a_plan("code"), CODE, measured=[("heavy", 6), ("heavy", 2)])
+    study_into(store, a_plan("chat"), CHAT, measured=[("light", 2), ("heavy", 2)])
+    study_into(store, a_plan("chat", name="chat-int8", weight_format="int8"), CHAT)
     store.close()
     return url
 
@@ -44,6 +47,20 @@ def test_weights_decide(tuner: RunCli) -> None:
     assert heavy["recommended"]["draft"] == "heavy"
     assert light["recommended"]["draft"] == "light"
     assert [one["share"] for one in heavy["workloads"]] == [0.99, 0.01]
+
+
+def test_what_was_measured_everywhere_is_used_and_what_was_not_is_tried(tuner: RunCli) -> None:
+    document = json.loads(tuner("mix", "code", "chat", "--json").stdout)
+    marks = {one["configuration"]: one["is_measured"] for one in document["configurations"]}
+    assert {name for name, is_measured in marks.items() if is_measured} == {"no speculation", "heavy k=2"}
+    assert document["sentence"].startswith("Use heavy k=2 for this mix: ")
+    assert json.loads(tuner("mix", "code=99", "chat", "--json").stdout)["sentence"].startswith("Try heavy k=")
+
+
+def test_a_variable_k_adds_at_most_what_a_draft_that_knows_would(tuner: RunCli) -> None:
+    document = json.loads(tuner("mix", "code", "chat", "--json").stdout)
+    assert document["variable_k"]["draft"] == "heavy"
+    assert 0.1 < document["variable_k"]["gain_at_most"] < 0.6
 
 
 def test_a_mix_of_one_kind_of_traffic_gains_what_that_workload_gains(tuner: RunCli) -> None:
@@ -80,7 +97,7 @@ def test_errors_of_a_mix_say_what_is_wrong_and_what_to_do(tuner: RunCli, name: s
 
 def test_a_study_that_has_not_measured_anything_yet_is_refused(tuner: RunCli, database: str) -> None:
     store = open_store(database)
-    store.add_study(new_study(search_plan("math")))
+    store.add_study(StudyRecord(name="math", spec=a_plan("math").spec))
     store.close()
     said = tuner("mix", "code", "math")
     assert said.exit_code == 2

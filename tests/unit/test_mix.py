@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.observed import a_measurement, a_request
 from tests.support.study_results import BASELINE, a_prediction, a_trial
 from tuner.errors import ConfigurationError, NotFoundError, StudyMismatchError
 from tuner.mix import LatencyRatio, Mix, MixWorkload, mix
 from tuner.mix_studies import check_mixable, mix_workload
 from tuner.predictions import Predictions
+from tuner.records import BaselineResult, PromptTrace, TimedSteps, Trace, TraceResult
 from tuner.speculation import NO_SPECULATION, Method, Speculation
 from tuner.store import StudyRecord, TrialState
 
@@ -139,16 +141,16 @@ def test_probabilities_of_being_best_are_shared_between_those_that_cannot_be_tol
     assert chances[NO_SPECULATION] == 0.0
 
 
-def test_a_variable_k_is_compared_with_the_prediction_of_the_fixed_one() -> None:
-    code = a_workload("code", CODE, predicted={EVEN: 0.62}, oracle={"ngram": 0.5, "eagle": 0.4})
-    chat = a_workload("chat", CHAT, predicted={EVEN: 0.62}, oracle={"ngram": 0.5, "eagle": 0.7})
+def test_a_variable_k_is_compared_with_the_replay_of_the_fixed_one() -> None:
+    code = a_workload("code", CODE, replayed={EVEN: 0.62}, oracle={"ngram": 0.5, "eagle": 0.4})
+    chat = a_workload("chat", CHAT, replayed={EVEN: 0.62}, oracle={"ngram": 0.5, "eagle": 0.7})
     found = mix([code, chat]).variable_k
     assert found is not None
     assert (found.draft_name, found.gain) == ("ngram", pytest.approx(0.62 / 0.5 - 1))
 
 
 def test_without_replay_on_every_workload_nothing_is_said_of_a_variable_k() -> None:
-    code = a_workload("code", CODE, predicted={EVEN: 0.62}, oracle={"ngram": 0.5})
+    code = a_workload("code", CODE, replayed={EVEN: 0.62}, oracle={"ngram": 0.5})
     assert mix([code, a_workload("chat", CHAT)]).variable_k is None
 
 
@@ -212,7 +214,6 @@ def test_measured_figures_come_before_predicted_ones() -> None:
     found = mix_workload(a_study(), (BASELINE, MEASURED), PREDICTIONS)
     assert found.ratios[FAST_AT_CHAT] == LatencyRatio(estimate=0.8, low=0.5, high=1.0, is_measured=True)
     assert found.ratios[replace(FAST_AT_CHAT, drafted_tokens=2)].is_measured is False
-    assert found.predicted[FAST_AT_CHAT] == pytest.approx(1 / 1.6)
     assert found.label == "code"
 
 
@@ -240,3 +241,32 @@ def test_a_study_without_a_measured_baseline_is_refused() -> None:
     running = replace(BASELINE, state=TrialState.RUNNING)
     with pytest.raises(NotFoundError, match="study 'code-1' has no measured baseline yet"):
         mix_workload(a_study(), (running,), PREDICTIONS)
+
+
+def test_the_oracle_and_the_fixed_k_are_replayed_with_the_same_times() -> None:
+    # Eight rounds of 10 ms after 100 ms. Three tokens are right, then none: drafting three once, and nothing after,
+    # takes 13 + 4 · 10; three in each of five rounds takes 5 · 13.
+    request = a_request(chunks=[(0.1 + 0.01 * place, 1) for place in range(9)])
+    verify = TimedSteps(step="verify", seconds=dict.fromkeys(range(1, 5), (0.010,)))
+    baseline = BaselineResult(measurement=a_measurement(request), verify=verify)
+    prompt = PromptTrace(
+        prompt_id="p0",
+        prompt_class="any",
+        max_output_tokens=64,
+        proposed=(0, *[3] * 8),
+        matched=(0, 3, 2, 1, *[0] * 5),
+    )
+    trace = Trace(draft_name="eagle", max_drafted_tokens=3, prompts=(prompt,))
+    steps = TimedSteps(step="draft", seconds={k: (0.001 * k,) for k in (1, 2, 3)})
+    predictions = Predictions.of(baseline, [TraceResult(trace=trace, draft_steps=steps)])
+    found = mix_workload(a_study(), (BASELINE,), predictions, baseline=baseline.measurement, traces=[trace])
+    assert found.oracle == {"eagle": pytest.approx((100 + 53) / 180)}
+    assert found.replayed[NO_SPECULATION] == 1.0
+    assert found.replayed[FAST_AT_CHAT] == pytest.approx((100 + 65) / 180)
+
+
+def test_a_draft_that_is_not_priced_has_no_oracle() -> None:
+    trace = Trace(draft_name="eagle", max_drafted_tokens=3, prompts=())
+    measurement = a_measurement(a_request())
+    found = mix_workload(a_study(), (BASELINE,), PREDICTIONS, baseline=measurement, traces=[trace])
+    assert (found.oracle, dict(found.replayed)) == ({}, {NO_SPECULATION: 1.0})

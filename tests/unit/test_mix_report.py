@@ -35,8 +35,8 @@ def a_workload(label: str, weight: float, speedups: dict[int, float], **changes:
     return replace(workload, **changes)
 
 
-CODE = a_workload("code", 3, {2: 1.5, 4: 1.8, 6: 2.0}, predicted={ngram(6): 0.5}, oracle={"ngram": 0.45})
-CHAT = a_workload("chat", 1, {2: 1.2, 4: 1.15, 6: 1.0}, predicted={ngram(6): 1.0}, oracle={"ngram": 0.8})
+CODE = a_workload("code", 3, {2: 1.5, 4: 1.8, 6: 2.0}, replayed={ngram(6): 0.5}, oracle={"ngram": 0.45})
+CHAT = a_workload("chat", 1, {2: 1.2, 4: 1.15, 6: 1.0}, replayed={ngram(6): 1.0}, oracle={"ngram": 0.8})
 
 
 def text_of(found: Mix) -> str:

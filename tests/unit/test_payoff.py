@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tuner.errors import ConfigurationError
 from tuner.payoff import RoundCosts, equivalent_acceptance, required_acceptance, tokens_per_round
 
-FREE = RoundCosts(verify_ms=(10.0, 10.0, 10.0), draft_ms=(0.0, 0.0))  # k 1 and 2 cost nothing
-ONE = RoundCosts(verify_ms=(10.0, 10.0), draft_ms=(0.0,))
+FREE = RoundCosts(target_ms=(10.0, 10.0, 10.0), draft_ms=(0.0, 0.0))  # k 1 and 2 cost nothing
+ONE = RoundCosts(target_ms=(10.0, 10.0), draft_ms=(0.0,))
 
 
 def costs(**changes: object) -> RoundCosts:
     """Rounds of one drafted token, for which everything follows by head."""
-    settings: dict[str, object] = {"verify_ms": (10.0, 10.0), "draft_ms": (0.0,)}
+    settings: dict[str, object] = {"target_ms": (10.0, 10.0), "draft_ms": (0.0,)}
     return RoundCosts(**{**settings, **changes})  # type: ignore[arg-type]
 
 
@@ -36,7 +36,7 @@ def test_tokens_of_a_round_are_a_geometric_sum(acceptance: float, drafted_tokens
         (1.1, costs(draft_ms=(1.0,)), 0.21),  # (1 + a) / 1.1
         (1.2, costs(first_token_share=0.5), 0.5),  # 1 / (1/2 + 1/2 / (1 + a))
         (1.25, costs(draft_prefill_share=0.1), 1 / 0.7 - 1),  # 1 / (0.1 + 1 / (1 + a))
-        (1.2, costs(verify_ms=(10.0, 20.0), overhead_ms=10.0), 0.8),  # (1 + a) / (30 / 20)
+        (1.2, costs(target_ms=(20.0, 30.0)), 0.8),  # (1 + a) / (30 / 20)
         (1.0, costs(draft_ms=(5.0,)), 0.5),  # to break even
     ],
 )
@@ -46,7 +46,7 @@ def test_the_acceptance_that_a_gain_takes(wanted: float, given_costs: RoundCosts
 
 def test_the_best_k_is_told_with_it() -> None:
     assert required_acceptance(FREE, 1.5).drafted_tokens == 2
-    kinked = RoundCosts(verify_ms=(10.0, 10.0, 30.0), draft_ms=(0.0, 0.0))
+    kinked = RoundCosts(target_ms=(10.0, 10.0, 30.0), draft_ms=(0.0, 0.0))
     assert required_acceptance(kinked, 1.5).drafted_tokens == 1
 
 
@@ -66,19 +66,18 @@ def test_a_loss_or_no_number_is_no_speed_up_to_reach(wanted: float) -> None:
 
 
 def test_k_goes_as_far_as_both_steps_are_known() -> None:
-    assert RoundCosts(verify_ms=(1.0,) * 9, draft_ms=(1.0,) * 3).most_drafted_tokens == 3
-    assert RoundCosts(verify_ms=(1.0,) * 3, draft_ms=(1.0,) * 9).most_drafted_tokens == 2
+    assert RoundCosts(target_ms=(1.0,) * 9, draft_ms=(1.0,) * 3).most_drafted_tokens == 3
+    assert RoundCosts(target_ms=(1.0,) * 3, draft_ms=(1.0,) * 9).most_drafted_tokens == 2
 
 
 def test_the_cost_share_is_of_one_token() -> None:
-    assert RoundCosts(verify_ms=(10.0,) * 5, draft_ms=(1.0, 2.0, 3.0, 4.0)).cost_share == pytest.approx(0.1)
+    assert RoundCosts(target_ms=(10.0,) * 5, draft_ms=(1.0, 2.0, 3.0, 4.0)).cost_share == pytest.approx(0.1)
 
 
 rounds = st.builds(
     RoundCosts,
-    verify_ms=st.lists(st.floats(0.5, 3), min_size=2, max_size=9).map(lambda steps: tuple(sorted(steps))),
+    target_ms=st.lists(st.floats(0.5, 3), min_size=2, max_size=9).map(lambda steps: tuple(sorted(steps))),
     draft_ms=st.lists(st.floats(0, 1), min_size=8, max_size=8).map(lambda steps: tuple(sorted(steps))),
-    overhead_ms=st.floats(0, 1),
     first_token_share=st.floats(0, 0.9),
     draft_prefill_share=st.floats(0, 0.1),
 )

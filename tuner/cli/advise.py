@@ -27,8 +27,8 @@ def advise(
         typer.Option(
             "--draft-cost",
             metavar="SHARE",
-            help="A draft that does not exist yet, by the cost of a drafted token over that of a pass of the target; "
-            "repeatable. Default: 0.05, 0.1 and 0.2.",
+            help="A draft that does not exist yet, by the cost of a drafted token over that of a round without "
+            "speculation; repeatable. Default: 0.05, 0.1 and 0.2.",
         ),
     ] = None,
     storage: Storage = None,
@@ -63,8 +63,8 @@ def _advice(result: StoredStudy, speedups: list[float] | None, cost_shares: list
             f"study {result.study.name!r} has no measured baseline yet", "run its search again: it goes on where it was"
         )
     return advise(
-        result.baseline_result,
-        result.traces,
+        result.baseline_result.measurement,
+        [one.trace for one in result.traces],
         result.predictions,
         margin=float(result.study.spec.get("margin", DEFAULT_MARGIN)),
         speedups=speedups or TARGET_SPEEDUPS,

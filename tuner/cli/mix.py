@@ -85,7 +85,14 @@ def _mixed(weights: dict[str, float], storage: str | None) -> Mix:
     check_mixable([one.study for one in studies])
     margin = max(float(one.study.spec.get("margin", DEFAULT_MARGIN)) for one in studies)
     workloads = [
-        mix_workload(one.study, one.trials, one.predictions, weight=weight)
+        mix_workload(
+            one.study,
+            one.trials,
+            one.predictions,
+            baseline=None if one.baseline_result is None else one.baseline_result.measurement,
+            traces=[result.trace for result in one.traces],
+            weight=weight,
+        )
         for one, weight in zip(studies, weights.values(), strict=True)
     ]
     return mix(workloads, margin=margin)
