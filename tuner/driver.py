@@ -19,7 +19,7 @@ from tuner.outcome import TrialOutcome, front_members
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, target_outputs
 from tuner.records import BaselineResult, CertifyResult, MeasureResult, TargetOutput, TraceResult, from_json, to_json
-from tuner.reuse import holds_trace, keep_trace, referring, whole
+from tuner.reuse import find_trace, keep_trace, referring, whole
 from tuner.speculation import Speculation
 from tuner.store import (
     ParetoEntry,
@@ -171,14 +171,14 @@ class Search:
     def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], environment: Mapping[str, str]) -> TraceResult:
         """The draft's trace: from the store where any study made it, else made now; its steps are timed here."""
         key = self._plan.trace_key(draft, outputs, environment)
-        is_made = holds_trace(self._store, key, self._plan.deepest)
-        task = self._plan.trace_task(draft, () if is_made else outputs)
-        if is_made and not self._is_done(task):
+        found = find_trace(self._store, key, self._plan.deepest)
+        task = self._plan.trace_task(draft, () if found else outputs)
+        if found and not self._is_done(task):
             self._observer.notice(f"{draft}: its acceptance trace {key.key} is in the database and is not made again")
 
         def kept(result: bytes) -> bytes:
             made = from_json(TraceResult, result)
-            return to_json(referring(made, key) if is_made else self._keep_trace(made, key))
+            return to_json(referring(made, found) if found else self._keep_trace(made, key))
 
         return whole(self._store, from_json(TraceResult, self._result_of(task, kept)))
 

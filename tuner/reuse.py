@@ -13,17 +13,17 @@ from tuner.trace_keys import TraceKey
 from tuner.traces import TraceRecord, cut_to, pack_trace, unpack_trace
 
 
-def holds_trace(store: TrialStore, key: TraceKey, depth: int) -> bool:
-    """Whether the store has this very trace, for at least ``depth`` drafted tokens.
+def find_trace(store: TrialStore, key: TraceKey, depth: int) -> TraceRecord | None:
+    """This very trace, for at least ``depth`` drafted tokens; None where it has to be made.
 
     Raises:
-        TraceError: It has, and the trace is damaged.
+        TraceError: The store has it, and it is damaged.
     """
     kept = store.trace(key.key)
     if kept is None or kept.data is None or kept.depth < depth:
-        return False
+        return None
     unpack_trace(kept.data, key)
-    return True
+    return kept
 
 
 def transferred_traces(store: TrialStore, key: TraceKey) -> tuple[TraceRecord, ...]:
@@ -46,16 +46,17 @@ def keep_trace(store: TrialStore, result: TraceResult, key: TraceKey, provenance
     except TraceError as error:
         raise MeasurementError(f"{result.trace.draft_name}: {error.message}", error.hint) from error
     store.save_trace(record)
-    return referring(result, key)
+    return referring(result, record)
 
 
-def referring(result: TraceResult, key: TraceKey) -> TraceResult:
-    """The result with its trace's prompts left out, because the artifact of ``key`` has them."""
-    return replace(result, trace=replace(result.trace, prompts=()), trace_key=key.key)
+def referring(result: TraceResult, record: TraceRecord) -> TraceResult:
+    """The result with its trace's prompts left out, because the record has them; its depth is kept as it is now."""
+    header = replace(result.trace, prompts=(), max_drafted_tokens=record.depth)
+    return replace(result, trace=header, trace_key=record.key)
 
 
 def whole(store: TrialStore, result: TraceResult) -> TraceResult:
-    """The result with its trace put back, as deep as it was asked for and under the name that the draft has there.
+    """The result with its trace put back, as deep as it was then and under the name that the draft has there.
 
     Raises:
         StorageError: The artifact is not in this database.
