@@ -16,8 +16,15 @@ from scipy.special import ndtri, stdtrit
 FEWEST_PROMPTS = 3
 """Below this there is no spread to speak of, and no interval."""
 
-FEW_PROMPTS = 40
-"""Below this the t quantile is too short for skewed latencies, and the bootstrap's own is taken."""
+FEW_PROMPTS = 500
+"""Below this the bootstrap's own quantiles are taken: of up to 200 skewed prompts one-sided 99 % limits by Student's
+cover 94-98 % (benchmarks/interval_coverage.py). From here on both cover alike, and resampling takes 0.03 s and more."""
+
+FEW_FOR_TAILS = 100
+"""Below this even the bootstrap's one-sided 99 % limit covers 97-99 %, since a sample rarely holds its tail."""
+
+TAIL_LEVEL, TAIL_LEVEL_OF_FEW = 0.99, 0.995
+"""Quantile of the resampled pivot behind the one-sided 99 % limit. That of few prompts is set by what it covers."""
 
 FEWEST_TO_RESAMPLE = 8
 """Below this too few different resamples exist, and their quantiles run off to nothing or to thousands."""
@@ -26,14 +33,16 @@ DOMINATING_SHARE = 0.1
 """A prompt that holds more of a sum than this decides the tails at any number of prompts."""
 
 RESAMPLES = 4999
-"""Puts forty-nine resamples beyond the one-sided 99 % limit; a twentieth of a second for 39 prompts."""
-
+"""Puts forty-nine resamples beyond the one-sided 99 % limit; some milliseconds for 39 prompts."""
 
 WIDEST = math.log(1000)
 """A limit a thousandfold from the estimate says nothing; wider ones are cut there, so that they stay numbers."""
 
 SMALLEST_ERROR = 1e-12
-"""Relative. Resamples of one prompt alone have no spread but that of rounding."""
+"""Relative. Gains that are equal to the last digit have no spread to resample."""
+
+SMALLEST_SPREAD = 1e-12
+"""Of a resample's squared residuals, relative to the prompts'. One prompt alone has no spread but that of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +73,12 @@ def ratio_interval(
 ) -> Interval | None:
     """Σ numerators / Σ denominators over prompts, with limits on the logarithm's scale.
 
-    The delta method gives the standard error. From 40 prompts on, where none of them dominates, the quantiles are
-    Student's t with n − 1 degrees of freedom; else those of the bootstrap-t over prompts, never narrower than
-    Student's. Fewer than eight prompts get Student's, which is for looking at, not for deciding. Where answers differ
-    tenfold in length and gains by a third, the 95 % interval of 12 to 60 prompts was seen to cover 93–95 %, and the
-    one-sided 99 % limit 98–99 %.
+    The quantiles of fewer than 500 prompts, or of any number with one that dominates, are those of the bootstrap-t
+    over prompts (Efron 1981; Hall 1988), whose standard error is the delta method's; else Student's. None is narrower
+    than Student's with the leave-one-out standard error and the effective number of prompts (Σ w)² / Σ w² − 1 as
+    degrees of freedom, w the denominators: an answer ten times as long counts for most of the others (MacKinnon and
+    White 1985; Kish 1965). Fewer than eight prompts get Student's alone, which is for looking at, not for deciding.
+    ``benchmarks/interval_coverage.py`` measures the coverage: 94–96 % at 15 prompts and more.
 
     Args:
         numerators: [prompts], positive.
@@ -85,14 +95,14 @@ def ratio_interval(
         return None
     ratios, errors = log_ratio(numerators[None, :], denominators[None, :])
     ratio, error = float(ratios[0]), float(errors[0])
-    quantiles = [float(stdtrit(n - 1, level)) for level in (0.025, 0.975, 0.01)]
+    limits = _student_limits(numerators, denominators, ratio)
     uneven = n < FEW_PROMPTS or _is_dominated(numerators, denominators)
     resamples = skewed and uneven and n >= FEWEST_TO_RESAMPLE and error > SMALLEST_ERROR
     if resamples:
-        tails = _bootstrap_quantiles(numerators, denominators, ratio, seed)
+        tails = [quantile * error for quantile in _bootstrap_quantiles(numerators, denominators, ratio, seed)]
         farther = (min, max, min)
-        quantiles = [pick(pair) for pick, pair in zip(farther, zip(quantiles, tails, strict=True), strict=True)]
-    low, high, low_99 = (math.exp(ratio + _bounded(quantile * error)) for quantile in quantiles)
+        limits = [pick(pair) for pick, pair in zip(farther, zip(limits, tails, strict=True), strict=True)]
+    low, high, low_99 = (math.exp(ratio + _bounded(limit)) for limit in limits)
     return Interval(
         estimate=math.exp(ratio),
         low=low,
@@ -102,6 +112,17 @@ def ratio_interval(
         coefficient_of_variation=error * math.sqrt(n),
         method="bootstrap-t" if resamples else "delta",
     )
+
+
+def _student_limits(numerators: NDArray[np.float64], denominators: NDArray[np.float64], ratio: float) -> list[float]:
+    """Distances of the three limits from the logarithm of the ratio: lower, upper, lower one-sided 99 %."""
+    n = len(numerators)
+    weights = denominators / denominators.sum()
+    residuals = numerators / math.exp(ratio) - denominators
+    without = residuals / (denominators.sum() - denominators)  # what leaving that prompt out does to the ratio
+    error = math.sqrt((n - 1) / n * float((without**2).sum()))
+    degrees = max(1.0, 1 / float((weights**2).sum()) - 1)
+    return [float(stdtrit(degrees, level)) * error for level in (0.025, 0.975, 0.01)]
 
 
 def _bounded(width: float) -> float:
@@ -132,27 +153,50 @@ def log_ratio(
 def _bootstrap_quantiles(
     numerators: NDArray[np.float64], denominators: NDArray[np.float64], observed: float, seed: int
 ) -> tuple[float, float, float]:
-    """What takes the place of t's 2.5 %, 97.5 % and 1 % quantiles.
+    """What takes the place of Student's quantiles for the lower, the upper and the lower one-sided 99 % limit.
 
     A resample that drew one prompt only has no spread and is left out. Limits of the ratio run against the
     quantiles of the pivot: the lower limit takes the upper one.
+
+    All resamples are made as one product, counts of each prompt times the prompts' sums and squares. Residuals of a
+    resample's own ratio follow from those of the observed one, so that equal gains lose no digits.
     """
     n = len(numerators)
-    picked = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
-    ratio, error = log_ratio(numerators[picked], denominators[picked])
-    usable = error > SMALLEST_ERROR
-    pivots = (ratio[usable] - observed) / error[usable]
-    upper, lower, upper_99 = np.quantile(pivots, [0.975, 0.025, 0.99])
+    residuals = numerators / math.exp(observed) - denominators
+    columns = (numerators, denominators, residuals, residuals**2, residuals * numerators, numerators**2)
+    sums = _resampled_counts(n, seed) @ np.column_stack(columns)
+    tops, bottoms, lefts, squares, products, top_squares = sums.T
+    shift = lefts / tops  # 1 / observed ratio - 1 / the resample's ratio
+    spread = squares - 2 * shift * products + shift**2 * top_squares
+    usable = spread > SMALLEST_SPREAD * float((residuals**2).sum())
+    error = np.sqrt(spread[usable] * n / (n - 1)) / bottoms[usable]
+    pivots = -np.log1p(-math.exp(observed) * shift[usable]) / error
+    tail = TAIL_LEVEL_OF_FEW if n < FEW_FOR_TAILS else TAIL_LEVEL
+    upper, lower, upper_99 = np.quantile(pivots, [0.975, 0.025, tail])
     return -float(upper), -float(lower), -float(upper_99)
 
 
-def prompts_needed(coefficient_of_variation: float, half_width: float, confidence: float = 0.95) -> int:
+def _resampled_counts(n: int, seed: int) -> NDArray[np.float64]:
+    """How often each resample drew each prompt: [resamples, prompts]."""
+    picked = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n), dtype=np.int32)
+    places = picked + np.arange(RESAMPLES, dtype=np.int32)[:, None] * n
+    counts = np.bincount(places.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n)
+    return counts.astype(np.float64)
+
+
+def prompts_needed(
+    coefficient_of_variation: float, half_width: float, confidence: float = 0.95, *, power: float = 0.5
+) -> int:
     """Prompts for an interval of that relative half-width: (z · CV / h)², z = 1.96 for 95 %.
+
+    A difference of that width is then told from none in every second repetition. For a greater share of them z grows
+    by its quantile: 0.84 for 80 %.
 
     Args:
         coefficient_of_variation: sd(e_i) / mean L, of the prompts seen so far.
         half_width: Relative, e.g. 0.02.
         confidence: Of the two-sided interval.
+        power: Share of repetitions whose interval leaves a true difference of that width out.
     """
-    z = float(ndtri((1 + confidence) / 2))
+    z = float(ndtri((1 + confidence) / 2) + ndtri(power))
     return math.ceil((z * coefficient_of_variation / half_width) ** 2)

@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from tuner.intervals import FEW_PROMPTS, prompts_needed, ratio_interval
+from tuner.intervals import (
+    FEW_PROMPTS,
+    RESAMPLES,
+    TAIL_LEVEL_OF_FEW,
+    log_ratio,
+    prompts_needed,
+    ratio_interval,
+)
+
+T_975, T_99 = 3.948721, 6.165339
+"""Student's quantiles for 2.2 degrees of freedom."""
 
 
 def heavy_tailed(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,18 +55,50 @@ def test_limits_are_finite_numbers_however_few_the_prompts():
         assert 0 < interval.one_sided_99_low <= interval.estimate <= interval.high < 1e6
 
 
-def test_delta_method_by_hand():
-    # 40 pairs of (2, 1) and (4, 3) in equal numbers: ratio 6/4, e = 2/1.5 - 1 and 4/1.5 - 3, i.e. ±1/3.
-    numerators, denominators = np.array([2.0, 4.0] * 20), np.array([1.0, 3.0] * 20)
-    interval = ratio_interval(numerators, denominators)
-    sd = (1 / 3) * math.sqrt(40 / 39)
-    error = sd / math.sqrt(40) / 2
+def test_students_limits_by_hand():
+    # Pairs of (2, 1) and (4, 3), two each: ratio 12/8; 2/1.5 - 1 = 1/3 and 4/1.5 - 3 = -1/3. Leaving a prompt out
+    # leaves a denominator of 7 or 5. Weights 1/8 and 3/8 are worth 64/20 = 3.2 equal prompts: 2.2 degrees of freedom.
+    interval = ratio_interval(np.array([2.0, 4.0, 2.0, 4.0]), np.array([1.0, 3.0, 1.0, 3.0]))
+    error = math.sqrt(3 / 4 * 2 * ((1 / 21) ** 2 + (1 / 15) ** 2))
     assert interval.method == "delta"
     assert interval.estimate == pytest.approx(1.5)
-    assert interval.coefficient_of_variation == pytest.approx(sd / 2)
-    assert interval.low == pytest.approx(1.5 * math.exp(-2.022691 * error), rel=1e-6)  # t of 39 degrees of freedom
-    assert interval.high == pytest.approx(1.5 * math.exp(2.022691 * error), rel=1e-6)
-    assert interval.one_sided_99_low == pytest.approx(1.5 * math.exp(-2.425841 * error), rel=1e-6)
+    assert interval.coefficient_of_variation == pytest.approx((1 / 3) * math.sqrt(4 / 3) / 2)
+    assert interval.low == pytest.approx(1.5 * math.exp(-T_975 * error), rel=1e-6)
+    assert interval.high == pytest.approx(1.5 * math.exp(T_975 * error), rel=1e-6)
+    assert interval.one_sided_99_low == pytest.approx(1.5 * math.exp(-T_99 * error), rel=1e-6)
+
+
+def test_many_prompts_get_the_delta_method_with_almost_normal_quantiles():
+    numerators, denominators = np.array([2.0, 4.0] * 1000), np.array([1.0, 3.0] * 1000)
+    interval = ratio_interval(numerators, denominators)
+    assert interval.method == "delta"
+    assert math.log(interval.high / 1.5) == pytest.approx(1.96 * (1 / 3) / math.sqrt(2000) / 2, rel=3e-3)
+
+
+def test_resampling_by_counts_is_resampling_prompt_by_prompt():
+    numerators, denominators = heavy_tailed(np.random.default_rng(4), 20)
+    interval = ratio_interval(numerators, denominators, seed=9)
+    picked = np.random.default_rng(9).integers(20, size=(RESAMPLES, 20))
+    (observed,), (error,) = log_ratio(numerators[None, :], denominators[None, :])
+    ratios, errors = log_ratio(numerators[picked], denominators[picked])
+    upper, lower, tail = np.quantile((ratios - observed) / errors, [0.975, 0.025, TAIL_LEVEL_OF_FEW])
+    assert interval.method == "bootstrap-t"
+    assert interval.low == pytest.approx(math.exp(observed - upper * error))
+    assert interval.high == pytest.approx(math.exp(observed - lower * error), rel=0.05)  # Student's where it is wider
+    assert interval.high >= math.exp(observed - lower * error) * (1 - 1e-9)
+    assert interval.one_sided_99_low == pytest.approx(math.exp(observed - tail * error))
+
+
+def test_gains_that_hardly_differ_lose_no_digits_in_resampling():
+    generator = np.random.default_rng(6)
+    baseline = generator.lognormal(0.0, 1.0, 20)
+    spread = generator.normal(0.0, 1.0, 20)
+    widths = [
+        math.log(interval.high / interval.low) / scale
+        for scale in (1e-3, 1e-8)
+        if (interval := ratio_interval(baseline, baseline * (1 + scale * spread)))
+    ]
+    assert widths[1] == pytest.approx(widths[0], rel=0.01)
 
 
 def test_pairs_are_much_narrower_than_their_spread():
@@ -73,9 +115,9 @@ def test_few_prompts_are_resampled():
 
 
 def test_a_dominating_prompt_is_resampled_at_any_number():
-    baseline = np.ones(100)
+    baseline = np.ones(FEW_PROMPTS)
     baseline[3] = 60.0
-    candidate = baseline / np.linspace(1.0, 1.4, 100)
+    candidate = baseline / np.linspace(1.0, 1.4, FEW_PROMPTS)
     assert ratio_interval(baseline, candidate).method == "bootstrap-t"
 
 
@@ -99,3 +141,9 @@ def test_the_same_seed_gives_the_same_interval():
 def test_prompts_for_a_half_width(variation, half_width, needed):
     assert prompts_needed(variation, half_width) == needed
     assert needed == math.ceil((1.96 * variation / half_width) ** 2)
+
+
+def test_a_greater_power_needs_more_prompts():
+    # 80 % of repetitions: z = 2.3263 + 0.8416 for a one-sided 99 % limit.
+    assert prompts_needed(0.2, 0.03, 0.98, power=0.8) == math.ceil((3.16797 * 0.2 / 0.03) ** 2)
+    assert prompts_needed(0.2, 0.03, 0.98, power=0.5) == prompts_needed(0.2, 0.03, 0.98)
