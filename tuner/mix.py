@@ -220,7 +220,7 @@ def _mixed(
     ordered = sorted(speculations, key=_order)  # sets have no order, and draws must not depend on one
     table = [tuple(workload.ratios[one] for workload in workloads) for one in ordered]
     least = [workload.ratios[_best(workload)].estimate for workload in workloads]
-    probabilities = _probabilities_best(table, np.asarray(shares), seed)
+    probabilities = _probabilities_best(table, shares, seed)
     return [
         MixedConfiguration(
             speculation=speculation,
@@ -243,7 +243,7 @@ def _mean_limit(shares: Sequence[float], limits: Sequence[float | None]) -> floa
 
 
 def _probabilities_best(
-    table: Sequence[Sequence[LatencyRatio]], shares: NDArray[np.float64], seed: int
+    table: Sequence[Sequence[LatencyRatio]], shares: Sequence[float], seed: int
 ) -> NDArray[np.float64]:
     """Share of draws in which each configuration is the fastest.
 
@@ -252,10 +252,12 @@ def _probabilities_best(
         shares: [workloads].
         seed: Of the draws.
     """
-    means = np.log([[ratio.estimate for ratio in ratios] for ratios in table])
-    errors = np.array([[ratio.log_error for ratio in ratios] for ratios in table])
-    noise = np.random.default_rng(seed).standard_normal((DRAWS, *means.shape))
-    drawn = np.exp(means + errors * noise) @ shares
+    random = np.random.default_rng(seed)
+    drawn = np.zeros((DRAWS, len(table)))
+    for column, share in enumerate(shares):  # one workload at a time: a large space has thousands of configurations
+        means = np.log([ratios[column].estimate for ratios in table])
+        errors = np.array([ratios[column].log_error for ratios in table])
+        drawn += share * np.exp(means + errors * random.standard_normal(drawn.shape))
     return np.bincount(drawn.argmin(axis=1), minlength=len(table)) / DRAWS
 
 

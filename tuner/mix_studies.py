@@ -130,7 +130,13 @@ def _configurations(study: StudyRecord) -> tuple[Speculation, ...]:
     if space is None:
         return ()
     stored = SearchSpace.model_validate(
-        {**space, "name": study.name[:60], "description": "as stored", "drafts": list(space["drafts"].values())}
+        {
+            "name": "stored",
+            "description": "as it was searched",
+            "engine": space["engine"],
+            "drafts": list(space["drafts"].values()),
+            "num_speculative_tokens": space["num_speculative_tokens"],
+        }
     )
     return stored.configurations()
 
