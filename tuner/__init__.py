@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from tuner.api import SearchOptions as SearchOptions
     from tuner.api import run_search as run_search
     from tuner.api import search as search
-    from tuner.driver import Observer as Observer
+    from tuner.driver import PredictedStudy as PredictedStudy
     from tuner.driver import SearchResult as SearchResult
     from tuner.errors import TunerError as TunerError
+    from tuner.observer import Observer as Observer
     from tuner.speculation import Speculation as Speculation
 
 _PUBLIC = {
-    "Observer": "tuner.driver",
+    "Observer": "tuner.observer",
     "SearchOptions": "tuner.api",
     "SearchResult": "tuner.driver",
     "Speculation": "tuner.speculation",

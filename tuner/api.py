@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tuner.decide import DEFAULT_MARGIN
 from tuner.dispatch import Dispatcher, InlineDispatcher
-from tuner.driver import Observer, Search, SearchResult, new_study
+from tuner.driver import PredictedStudy, Search, SearchResult, new_study
 from tuner.engines import load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
@@ -26,15 +26,17 @@ from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
 from tuner.objective import parse_objectives
+from tuner.observer import Observer
 from tuner.plan import DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
-from tuner.samplers import SAMPLER_NAMES, SamplerName, make_sampler
+from tuner.samplers import EPSILON, SAMPLER_NAMES, SamplerName, check_sampler
 from tuner.search_space import SearchSpace, read_search_space
 from tuner.settings import Settings, read_settings
 from tuner.speculation import content_key
+from tuner.stopping import Budget
 from tuner.store import check_study_name
 from tuner.stored import StoredStudy, read_study
-from tuner.study import TrialLedger, distributions, open_optuna_storage
+from tuner.study import TrialLedger, open_optuna_storage
 from tuner.workload import Workload, read_workload
 
 QUICK_MAX_TRIALS = 4
@@ -55,7 +57,12 @@ class SearchOptions:
         quick: The workload's small sample, and fewer configurations.
         objectives: Names; empty takes end-to-end latency and waste.
         name: Of the study; None makes one from the workload and the settings, so that the same command goes on.
+        epsilon: Gain over the best measured configuration that is not worth another trial.
         max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``.
+        max_compiles: Most configurations compiled, likewise; None is no limit.
+        max_minutes: Of stages before the final comparison; None is no limit.
+        max_cost: Likewise, in the currency of ``price_per_hour``; None is no limit.
+        price_per_hour: Of the machines that the search holds.
         margin: Smallest gain worth recommending.
         storage: Database URL; None takes the settings'.
         dispatch: ``"ray"``, or ``"inline"`` to run stages in this process.
@@ -68,10 +75,15 @@ class SearchOptions:
     prompts: str | None = None
     quick: bool = False
     objectives: tuple[str, ...] = ()
-    sampler: str = "tpe"
+    sampler: str = "replay"
     seed: int = 0
     name: str | None = None
+    epsilon: float = EPSILON
     max_trials: int | None = None
+    max_compiles: int | None = None
+    max_minutes: float | None = None
+    max_cost: float | None = None
+    price_per_hour: float | None = None
     margin: float = DEFAULT_MARGIN
     num_threads: int | None = None
     weight_format: str = "auto"
@@ -112,7 +124,8 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         cache_dir=str(settings.cache_dir),
         sampler=sampler,
         seed=options.seed,
-        max_trials=_max_trials(options),
+        epsilon=options.epsilon,
+        budget=_budget(options),
         margin=options.margin,
         weight_format=options.weight_format,
         num_threads=options.num_threads,
@@ -173,6 +186,22 @@ def run_search(
     options: SearchOptions, observer: Observer | None = None, settings: Settings | None = None
 ) -> SearchResult:
     """Plan a search and run it to its verdict, or go on with it where it was interrupted."""
+    with _opened(options, observer, settings) as search_to_run:
+        return search_to_run.run()
+
+
+def run_prediction(
+    options: SearchOptions, observer: Observer | None = None, settings: Settings | None = None
+) -> PredictedStudy:
+    """Run only the baseline and the traces, and predict every configuration; a search with these options goes on."""
+    with _opened(options, observer, settings) as search_to_run:
+        return search_to_run.predict()
+
+
+@contextmanager
+def _opened(
+    options: SearchOptions, observer: Observer | None = None, settings: Settings | None = None
+) -> Iterator[Search]:
     from tuner_storage import open_store, optuna_url, study_lock
 
     settings = settings or read_settings()
@@ -186,10 +215,9 @@ def run_search(
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         starting = pool.submit(_start_dispatcher, options)  # Ray takes seconds; Optuna opens its study meanwhile
         stack.callback(_close_started, starting)
-        sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
         storage = open_optuna_storage(optuna_url(url))
-        ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
-        return Search(plan, store, ledger, starting.result(), observer, provenance).run()
+        ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives)
+        yield Search(plan, store, ledger, starting.result(), observer, provenance)
 
 
 def _close_started(starting: Future[Dispatcher]) -> None:
@@ -272,6 +300,7 @@ def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
 def _sampler_name(text: str) -> SamplerName:
     for name in SAMPLER_NAMES:
         if name == text:
+            check_sampler(name)
             return name
     raise ConfigurationError(f"no sampler named {text!r}", did_you_mean(text, SAMPLER_NAMES))
 
@@ -280,10 +309,21 @@ def _max_trials(options: SearchOptions) -> int:
     return options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS)
 
 
+def _budget(options: SearchOptions) -> Budget:
+    return Budget(
+        max_trials=_max_trials(options),
+        max_compiles=options.max_compiles,
+        max_minutes=options.max_minutes,
+        max_cost=options.max_cost,
+        price_per_hour=options.price_per_hour,
+    )
+
+
 def _check_options(options: SearchOptions) -> None:
     _check_texts(options)
-    if options.max_trials is not None and options.max_trials < 1:
-        raise ConfigurationError(f"--trials is {options.max_trials}", "give 1 or more; the baseline is the first")
+    _check_budget(options)
+    if not 0 <= options.epsilon < 1:
+        raise ConfigurationError(f"--epsilon is {options.epsilon}", "give a share from 0 up to 1, e.g. 0.01 for 1 %")
     if not 0 <= options.margin < 1:
         raise ConfigurationError(f"--margin is {options.margin}", "give a share from 0 up to 1, e.g. 0.02 for 2 %")
     if not 0 <= options.seed < SEEDS:
@@ -291,6 +331,22 @@ def _check_options(options: SearchOptions) -> None:
     if not (math.isfinite(options.stage_deadline_s) and options.stage_deadline_s > 0):
         raise ConfigurationError(f"--stage-deadline is {options.stage_deadline_s}", "give seconds above 0")
     _check_threads(options)
+
+
+def _check_budget(options: SearchOptions) -> None:
+    for name, count in (("--trials", options.max_trials), ("--max-compiles", options.max_compiles)):
+        if count is not None and count < 1:
+            raise ConfigurationError(f"{name} is {count}", "give 1 or more; the baseline is the first")
+    amounts = (
+        ("--max-minutes", options.max_minutes),
+        ("--max-cost", options.max_cost),
+        ("--price-per-hour", options.price_per_hour),
+    )
+    for name, amount in amounts:
+        if amount is not None and not (math.isfinite(amount) and amount > 0):
+            raise ConfigurationError(f"{name} is {amount}", "give a number above 0")
+    if options.max_cost is not None and options.price_per_hour is None:
+        raise ConfigurationError("--max-cost needs a price", "give --price-per-hour, what the machines cost")
 
 
 def _check_texts(options: SearchOptions) -> None:

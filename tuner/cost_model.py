@@ -1,311 +1,167 @@
-"""From acceptance to time: what a configuration would take, from replayed rounds and timed single steps.
+"""What a round takes, as a sum of timed or guessed steps.
 
 The time of a round depends on what is drafted and verified, not on what is accepted:
 
-    T(j) = verify(j + 1) + draft(k) + overhead
+    T(j) = overhead + verify(j + 1) + draft(k)
 
-The overhead is what the baseline's measured rounds took beyond a timed one-row pass, so that the prediction for
-no speculation is the baseline as measured. The draft's own prefill is not in the prediction.
+for a round that proposed j of at most k tokens. The overhead is what the baseline's measured rounds took beyond a
+one-row pass, so that no speculation is predicted as it was measured:
+
+    T(j) = plain round + [verify(j + 1) − verify(1)] + draft(k)
+
+Where steps were timed, each width of the pass and each length of a draft has its own time: kinks are measured, not
+modelled. Where only the models' sizes are known, a row and a pass of the draft each have one guessed time, and k
+tokens take k passes and those that the engine wastes. All at the number of requests in flight of the baseline.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import MeasurementError
-from tuner.intervals import log_ratio
-from tuner.metrics import LATENCIES, MS_PER_S, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
-from tuner.records import Measurement, RequestRecord, TimedSteps, Trace
-from tuner.replay import Amounts, ReplayedRounds, replay_all
-
-MODEL_ERROR = 0.02
-"""Relative sd of what no timing of single steps shows: configurations differ by 1.5 %, loads of one by 1 %."""
-
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise: sqrt(π / 2)."""
-
-MAD_TO_SD = 1.4826
+from tuner.metrics import completed, tpot_ms
+from tuner.records import BaselineResult, TimedSteps, TraceResult
+from tuner.step_times import Step, StepTimes, median_ms, timed_step_times
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """A timed step: the median over its repeats, and the standard error of that."""
-
-    ms: float
-    error_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTimes:
-    """What the parts of a round take.
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: cached_property needs a dictionary
+class CostModel:
+    """Times of the steps of a round, for one target, one machine and one number of requests in flight.
 
     Attributes:
-        verify: One target pass, by its rows.
-        draft: Proposing, by the number of tokens; empty where nothing is ever proposed.
+        step_times: Of passes and drafts; sharpened by measured configurations.
+        draft_prefill: What the draft adds to the time to the first token, by its name; absent where it reads nothing.
+        wasted_draft_passes: Passes of a round beyond the tokens that it proposes; only where times are guessed.
     """
 
-    verify: Mapping[int, StepTime]
-    draft: Mapping[int, StepTime]
+    step_times: StepTimes
+    draft_prefill: Mapping[str, TimedSteps] = field(default_factory=dict)
+    wasted_draft_passes: int = 0
 
-    def verify_time(self, rows: int) -> StepTime:
-        """One target pass over that many rows.
+    @classmethod
+    def timed(cls, verify: TimedSteps, traces: Sequence[TraceResult], plain_round_ms: float | None) -> Self:
+        """From the single steps that were timed in the stages ``baseline`` and ``trace``.
+
+        Args:
+            verify: Passes of the target.
+            traces: Of the drafts that were timed.
+            plain_round_ms: The baseline's measured time per token. Where it is less than the timed one-row pass, the
+                machine was slower when steps were timed, and all of them are scaled. None where it is not known.
 
         Raises:
-            MeasurementError: The width lies beyond those that were timed.
+            MeasurementError: A size has no timing.
         """
-        return _at(self.verify, rows, "verify pass of {} rows")
+        one_row_ms, _ = median_ms(verify, min(verify.seconds, default=1))
+        scale = 1.0 if plain_round_ms is None else min(1.0, plain_round_ms / one_row_ms)
+        drafts = {one.trace.draft_name: one.draft_steps for one in traces}
+        prefill = {one.trace.draft_name: one.draft_prefill for one in traces if one.draft_prefill is not None}
+        return cls(step_times=timed_step_times(verify, drafts, scale), draft_prefill=prefill)
 
-    def draft_time(self, drafted_tokens: int) -> StepTime:
-        """Proposing that many tokens; nothing for none.
+    def with_step_times(self, step_times: StepTimes) -> Self:
+        """The same with other times."""
+        return replace(self, step_times=step_times)
 
-        Raises:
-            MeasurementError: The length lies beyond those that were timed.
-        """
-        if drafted_tokens == 0:
-            return StepTime(ms=0.0, error_ms=0.0)
-        return _at(self.draft, drafted_tokens, "draft of {} tokens")
+    @property
+    def widths_are_timed(self) -> bool:
+        """Whether every width up to the widest was timed, so that no kink can hide between two of them."""
+        sizes = self._sizes("verify", "")
+        return bool(sizes) and len(sizes) == max(sizes) - min(sizes) + 1
 
-    def round_ms(self, drafted: int, drafted_tokens: int) -> float:
-        """A round that proposed ``drafted`` tokens where k is ``drafted_tokens``: verify(j + 1) + draft(k).
+    def reaches(self, draft_name: str, drafted_tokens: int) -> bool:
+        """Whether a round of that many tokens lies within what was timed; nothing is extrapolated."""
+        if Step("row", "", 1) in self._index:
+            return Step("pass", draft_name, 1) in self._index
+        widths, lengths = self._sizes("verify", ""), self._sizes("draft", draft_name)
+        return drafted_tokens + 1 <= max(widths, default=0) and drafted_tokens <= max(lengths, default=0)
+
+    def round_weights(self, draft_name: str, drafted_tokens: int) -> Floats:
+        """How often each step occurs in a round beyond a plain one: [j = 0 … k, steps], j the tokens it proposed.
 
         The draft runs its k passes even where fewer proposals come of them.
 
         Raises:
             MeasurementError: A size lies beyond those that were timed.
         """
-        return self.verify_time(drafted + 1).ms + self.draft_time(drafted_tokens).ms
+        weights = np.zeros((drafted_tokens + 1, len(self.step_times.steps)))
+        if drafted_tokens == 0:
+            return weights
+        if Step("row", "", 1) in self._index:
+            weights[:, self._index[Step("row", "", 1)]] = np.arange(drafted_tokens + 1)
+            weights[:, self._index[Step("pass", draft_name, 1)]] = drafted_tokens + self.wasted_draft_passes
+            return weights
+        self._add(weights[0:], "draft", draft_name, drafted_tokens, 1.0)
+        self._add(weights[0:], "verify", "", 1, -1.0)
+        for drafted in range(drafted_tokens + 1):
+            self._add(weights[drafted : drafted + 1], "verify", "", drafted + 1, 1.0)
+        return weights
+
+    def round_ms(self, draft_name: str, drafted_tokens: int) -> Floats:
+        """Time of a round beyond a plain one, by the tokens that it proposed: [k + 1].
+
+        Raises:
+            MeasurementError: A size lies beyond those that were timed.
+        """
+        times: Floats = self.round_weights(draft_name, drafted_tokens) @ np.exp(self.step_times.log_ms)
+        return times
+
+    def kink_ms(self, drafted_tokens: int) -> Floats:
+        """What a kink between two timed widths could add to a round, by the tokens that it proposed: [k + 1]."""
+        sizes = self._sizes("verify", "")
+        medians = self.step_times.medians("verify")
+        found = np.zeros(drafted_tokens + 1)
+        for drafted in range(drafted_tokens + 1 if sizes else 0):
+            below, above, share = _neighbours(sizes, drafted + 1, "verify pass of {} rows")
+            found[drafted] = abs(medians[above][0] - medians[below][0]) / 2 if share else 0.0
+        return found
+
+    def draft_prefill_ms(self, draft_name: str, prompt_tokens: NDArray[np.int64]) -> Floats:
+        """What the draft's reading of each prompt adds to its first token: [prompts]; between two timed lengths a line.
+
+        Prompts shorter or longer than all timed ones take the nearest time: stages time the extremes of a workload.
+        """
+        timed = self.draft_prefill.get(draft_name)
+        if timed is None or not timed.seconds:
+            return np.zeros(len(prompt_tokens))
+        sizes = sorted(timed.seconds)
+        times: Floats = np.interp(prompt_tokens, sizes, [median_ms(timed, size)[0] for size in sizes])
+        return times
+
+    @cached_property
+    def _index(self) -> Mapping[Step, int]:
+        return {step: index for index, step in enumerate(self.step_times.steps)}
+
+    def _sizes(self, kind: str, draft_name: str) -> list[int]:
+        return sorted(step.size for step in self._index if (step.kind, step.draft_name) == (kind, draft_name))
+
+    def _add(self, rows: Floats, kind: str, draft_name: str, size: int, times: float) -> None:
+        """Count a step in every row; one between two timed sizes counts as a share of each."""
+        name = "verify pass of {} rows" if kind == "verify" else f"draft of {{}} tokens of {draft_name!r}"
+        below, above, share = _neighbours(self._sizes(kind, draft_name), size, name)
+        rows[:, self._index[Step(kind, draft_name, below)]] += times * (1 - share)
+        rows[:, self._index[Step(kind, draft_name, above)]] += times * share
 
 
-def _at(steps: Mapping[int, StepTime], size: int, name: str) -> StepTime:
-    """The step of that size, interpolated between two timed ones; nothing is extrapolated.
-
-    The error of an interpolated step allows what lies between its neighbours to be one kink.
-    """
-    if size in steps:
-        return steps[size]
-    below = max((one for one in steps if one < size), default=None)
-    above = min((one for one in steps if one > size), default=None)
+def _neighbours(sizes: Sequence[int], size: int, name: str) -> tuple[int, int, float]:
+    """The timed sizes around one, and how far it lies on the way from the lower to the upper."""
+    below = max((one for one in sizes if one <= size), default=None)
+    above = min((one for one in sizes if one >= size), default=None)
     if below is None or above is None:
         raise MeasurementError(
-            f"a {name.format(size)} was not timed and lies beyond those that were: {sorted(steps)}",
+            f"a {name.format(size)} was not timed and lies beyond those that were: {list(sizes)}",
             "time it, or leave the configuration out of the prediction",
         )
-    low, high = steps[below], steps[above]
-    share = (size - below) / (above - below)
-    return StepTime(
-        ms=low.ms + share * (high.ms - low.ms),
-        error_ms=max(low.error_ms, high.error_ms) + abs(high.ms - low.ms) / 2,
-    )
+    return below, above, 0.0 if above == below else (size - below) / (above - below)
 
 
-def round_times(verify: TimedSteps, draft: TimedSteps | None) -> RoundTimes:
-    """Medians of the repeated timings.
-
-    Raises:
-        MeasurementError: A size has no timing.
-    """
-    return RoundTimes(verify=_medians(verify), draft=_medians(draft) if draft is not None else {})
-
-
-def _medians(steps: TimedSteps) -> dict[int, StepTime]:
-    return {size: _median(steps, size, seconds) for size, seconds in steps.seconds.items()}
-
-
-def _median(steps: TimedSteps, size: int, seconds: Sequence[float]) -> StepTime:
-    if not seconds:
-        raise MeasurementError(f"step {steps.step} of size {size} has no timing", "time it at least once")
-    times = np.asarray(seconds) * MS_PER_S
-    middle = float(np.median(times))
-    spread = MAD_TO_SD * float(np.median(np.abs(times - middle)))
-    return StepTime(ms=middle, error_ms=MEDIAN_ERROR * spread / math.sqrt(len(times)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What a configuration would show if it were measured on the baseline's prompts.
-
-    Attributes:
-        speedup: Σ end-to-end latency of the baseline / Σ predicted, over prompts.
-        speedup_low: 95 % limit: from the spread over prompts, the timings, and what the model misses.
-        columns: Predicted figures under the names that ``metrics.summarize`` uses.
-    """
-
-    draft_name: str
-    drafted_tokens: int
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    columns: Mapping[str, float | None]
-
-    @property
-    def e2e_ms(self) -> float | None:
-        """Mean end-to-end latency."""
-        return self.columns["e2e_ms_mean"]
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Mean time per output token: the ratio of sums."""
-        return self.columns["tpot_ms_mean"]
-
-    @property
-    def waste_tokens_per_output_token(self) -> float | None:
-        """(drafted − accepted) / output tokens; exact, not predicted."""
-        return self.columns["waste_tokens_per_output_token"]
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """τ; exact, not predicted."""
-        return self.columns["mean_acceptance_length"]
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted / drafted; exact, not predicted."""
-        return self.columns["acceptance_rate"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Paths:
-    """The baseline's latencies per prompt, repeats averaged: arrays over prompts."""
-
-    prompt_ids: tuple[str, ...]
-    ttft: Floats
-    e2e: Floats
-    tpot: Floats  # 0 for answers of one chunk
-
-    def of(self, prompt_ids: Sequence[str]) -> _Paths:
-        rows = [self.prompt_ids.index(one) for one in prompt_ids]
-        return _Paths(prompt_ids=tuple(prompt_ids), ttft=self.ttft[rows], e2e=self.e2e[rows], tpot=self.tpot[rows])
-
-
-def predict(trace: Trace, times: RoundTimes, baseline: Measurement, drafted_tokens: int) -> Prediction:
-    """Predict one k of one draft on the prompts that the trace and the baseline share.
-
-    Raises:
-        MeasurementError: They share none, or a round of this k has a part beyond the timed sizes.
-        ConfigurationError: The trace does not reach this k.
-    """
-    return _predictions(trace, times, _paths(baseline), [drafted_tokens])[0]
-
-
-def predict_all(
-    traces: Sequence[Trace], times: Mapping[str, RoundTimes], baseline: Measurement, drafted_tokens: Sequence[int]
-) -> tuple[Prediction, ...]:
-    """Predict every k of every draft that its trace and the timed sizes reach; the others are left out.
-
-    Raises:
-        MeasurementError: A trace and the baseline share no completed prompt.
-    """
-    paths = _paths(baseline)
-    found: list[Prediction] = []
-    for trace in traces:
-        steps = times[trace.draft_name]
-        within = [k for k in drafted_tokens if k <= trace.max_drafted_tokens and _reaches(steps, k)]
-        found += _predictions(trace, steps, paths, within)
-    return tuple(found)
-
-
-def _predictions(trace: Trace, times: RoundTimes, paths: _Paths, drafted_tokens: Sequence[int]) -> list[Prediction]:
-    shared = {prompt.prompt_id for prompt in trace.prompts} & set(paths.prompt_ids)
-    if not shared:
-        raise MeasurementError(
-            f"the trace of {trace.draft_name!r} and the baseline share no completed prompt",
-            "trace the outputs of this baseline",
-        )
-    return [
-        _prediction(trace.draft_name, rounds, times, paths.of(rounds.prompt_ids))
-        for rounds in replay_all(trace, drafted_tokens, shared)
-    ]
-
-
-def _reaches(times: RoundTimes, drafted_tokens: int) -> bool:
-    widest, longest = max(times.verify, default=0), max(times.draft, default=0)
-    return drafted_tokens + 1 <= widest and drafted_tokens <= longest
-
-
-def _paths(baseline: Measurement) -> _Paths:
-    by_prompt: dict[str, list[RequestRecord]] = {}
-    for record in completed(baseline.requests):
-        if record.output_tokens:
-            by_prompt.setdefault(record.prompt_id, []).append(record)
-    return _Paths(
-        prompt_ids=tuple(by_prompt),
-        ttft=np.array([np.mean([ttft_ms(one) or 0.0 for one in records]) for records in by_prompt.values()]),
-        e2e=np.array([np.mean([e2e_ms(one) or 0.0 for one in records]) for records in by_prompt.values()]),
-        tpot=np.array([np.mean([tpot_ms(one) or 0.0 for one in records]) for records in by_prompt.values()]),
-    )
-
-
-def _prediction(draft_name: str, rounds: ReplayedRounds, times: RoundTimes, paths: _Paths) -> Prediction:
-    k = rounds.drafted_tokens
-    used = np.flatnonzero(rounds.rounds_by_drafted.sum(axis=0))
-    steps = np.zeros(k + 1)
-    steps[used] = [times.round_ms(int(drafted), k) for drafted in used]
-    decode = _calibrated(rounds.rounds_by_drafted @ steps, rounds.rounds, paths.tpot, times.verify_time(1).ms)
-    e2e = paths.ttft + decode
-    gain, error = log_ratio(paths.e2e[None, :], e2e[None, :]) if len(e2e) > 1 else (np.log(paths.e2e / e2e), [0.0])
-    timing = _timing_error_ms(rounds, times, used) / float(e2e.sum())
-    spread = 1.96 * math.hypot(float(error[0]), timing, MODEL_ERROR if k else 0.0)
-    return Prediction(
-        draft_name=draft_name,
-        drafted_tokens=k,
-        speedup=math.exp(float(gain[0])),
-        speedup_low=math.exp(float(gain[0]) - spread),
-        speedup_high=math.exp(float(gain[0]) + spread),
-        columns=_columns(rounds, paths.ttft, decode),
-    )
-
-
-def _calibrated(stepwise: Floats, rounds: Amounts, tpot: Floats, one_row_ms: float) -> Floats:
-    """Decode time per prompt, such that no speculation gives the measured baseline.
-
-    Each prompt's overhead per round is its measured time per token − verify(1). Where the baseline as a whole
-    decoded faster than the timed steps, the machine was slower when they were timed, and all of them are scaled.
-
-    Args:
-        stepwise: [prompts], Σ rounds · (verify + draft).
-        rounds: [prompts].
-        tpot: [prompts], of the measured baseline.
-        one_row_ms: verify(1).
-    """
-    if float(tpot[tpot > 0].mean() if (tpot > 0).any() else 0.0) < one_row_ms:
-        return stepwise * tpot / one_row_ms
-    return stepwise + rounds * (tpot - one_row_ms)
-
-
-def _timing_error_ms(rounds: ReplayedRounds, times: RoundTimes, used: NDArray[np.int64]) -> float:
-    """Standard error of the summed decode time, from the medians of the timed steps."""
-    counts = rounds.rounds_by_drafted.sum(axis=0)
-    verify = [float(counts[drafted]) * times.verify_time(int(drafted) + 1).error_ms for drafted in used]
-    return math.hypot(*verify, float(counts.sum()) * times.draft_time(rounds.drafted_tokens).error_ms)
-
-
-def _columns(rounds: ReplayedRounds, ttft: Floats, decode: Floats) -> dict[str, float | None]:
-    tokens = np.maximum(rounds.output_tokens - 1, 0)
-    tpot = decode[tokens > 0] / tokens[tokens > 0]
-    samples = {"ttft_ms": ttft, "e2e_ms": ttft + decode, "tpot_ms": tpot}
-    columns: dict[str, float | None] = {
-        f"{name}_{statistic}": _statistic(samples[name], statistic) for name in LATENCIES for statistic in STATISTICS
-    }
-    total_rounds, total_tokens = float(rounds.rounds.sum()), int(tokens.sum())
-    return columns | {
-        "tpot_ms_mean": float(decode.sum()) / total_tokens if total_tokens else None,
-        "round_time_ms": float(decode.sum()) / total_rounds if total_rounds else None,
-        "mean_acceptance_length": rounds.mean_acceptance_length,
-        "acceptance_rate": rounds.acceptance_rate,
-        "waste_tokens_per_output_token": rounds.waste_tokens_per_output_token,
-    }
-
-
-def _statistic(sample: Floats, statistic: str) -> float | None:
-    if not sample.size:
-        return None
-    if statistic == "mean":
-        return float(sample.mean())
-    return float(np.percentile(sample, float(statistic.removeprefix("p"))))
+def plain_round_ms(baseline: BaselineResult) -> float | None:
+    """Mean time per output token of the baseline, over prompts; None where no answer has a second token."""
+    times = [time for record in completed(baseline.measurement.requests) if (time := tpot_ms(record)) is not None]
+    return float(np.mean(times)) if times else None

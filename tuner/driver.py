@@ -7,78 +7,29 @@ row is written, then Optuna is told. Whatever dies in between, the same command 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tuner.decide import Decision, decide, no_winner
-from tuner.dispatch import Dispatcher, StageStatus, wait_for
-from tuner.errors import DispatchError, EngineError, InputError, StageTimeoutError, TunerError, WorkerLostError
-from tuner.outcome import TrialOutcome, front_members
+from tuner.dispatch import Dispatcher
+from tuner.errors import EngineError, InputError, StageTimeoutError
+from tuner.observer import Observer, SilentObserver
+from tuner.outcome import TrialOutcome, front_members, measured_latencies
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, target_outputs
 from tuner.records import BaselineResult, CertifyResult, MeasureResult, TargetOutput, TraceResult, from_json, to_json
 from tuner.reuse import find_trace, keep_trace, referring, whole
+from tuner.samplers import REPLAY, make_sampler
 from tuner.speculation import Speculation
-from tuner.store import (
-    ParetoEntry,
-    StageRecord,
-    StageState,
-    StudyRecord,
-    TrialRecord,
-    TrialState,
-    TrialStore,
-    utc_now,
-)
-from tuner.study import Asked, TrialLedger
+from tuner.stages import StageRunner
+from tuner.stopping import Reason, Spent, StopKind
+from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore, utc_now
+from tuner.study import Asked, TrialLedger, distributions
 from tuner.trace_keys import TraceKey
-from tuner.trial import Progress, StageTask
 
-logger = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 3
-PREDICTED_FIRST = 3
-"""Predicted best configurations that are enqueued before Optuna's sampler chooses."""
 MAX_REPEATS_IN_A_ROW = 3
 """After so many repeated suggestions the best untried prediction is enqueued instead of asking on."""
-
-
-class Observer(Protocol):
-    """Hears what a search does; the CLI shows it."""
-
-    def stage_began(self, task: StageTask) -> Progress:
-        """A stage was sent to a worker. The returned function hears its progress."""
-        ...
-
-    def stage_ended(self, task: StageTask) -> None:
-        """That stage is over."""
-        ...
-
-    def trial_ended(self, trial: TrialRecord) -> None:
-        """A trial got its result."""
-        ...
-
-    def notice(self, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-
-class SilentObserver:
-    """Hears everything and says nothing."""
-
-    def stage_began(self, task: StageTask) -> Progress:  # noqa: ARG002
-        """See ``Observer.stage_began``."""
-        return lambda _done, _total: None
-
-    def stage_ended(self, task: StageTask) -> None:
-        """See ``Observer.stage_ended``."""
-
-    def trial_ended(self, trial: TrialRecord) -> None:
-        """See ``Observer.trial_ended``."""
-
-    def notice(self, text: str) -> None:
-        """See ``Observer.notice``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +41,9 @@ class SearchResult:
         recommended: The trial to deploy; None where the verdict is not to speculate, or open.
         trials: All of them, by number.
         pareto: Measured and predicted members of the front.
-        predictions: What replay said of every configuration.
+        predictions: What replay says of every configuration, sharpened by those that were measured.
         certified: The winner and the baseline in alternating blocks; None where nothing was worth it.
+        stopped: Why no further configuration was tried.
     """
 
     study: StudyRecord
@@ -102,6 +54,21 @@ class SearchResult:
     pareto: tuple[ParetoEntry, ...]
     predictions: Predictions
     certified: CertifyResult | None
+    stopped: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStudy:
+    """What replay says of every configuration, from the baseline and one trace of each draft.
+
+    Attributes:
+        trials: So far; the baseline at least.
+        predictions: Sharpened by the configurations that were measured, if any were.
+    """
+
+    study: StudyRecord
+    trials: tuple[TrialRecord, ...]
+    predictions: Predictions
 
 
 def new_study(plan: SearchPlan, provenance: Mapping[str, Any] | None = None) -> StudyRecord:
@@ -124,8 +91,8 @@ class Search:
         self._plan = plan
         self._store = store
         self._ledger = ledger
-        self._dispatcher = dispatcher
         self._observer = observer or SilentObserver()
+        self._stages = StageRunner(store, dispatcher, self._observer)
         self._study = new_study(plan, provenance)
 
     def run(self) -> SearchResult:
@@ -136,14 +103,29 @@ class Search:
             EngineError: The baseline itself cannot run.
             DispatchError: Workers are lost again and again.
         """
+        baseline, predictions = self._begin()
+        stopped = self._try_configurations(baseline, predictions)
+        return self._conclude(predictions, stopped)
+
+    def predict(self) -> PredictedStudy:
+        """Run the baseline and the traces, where they are not stored yet, and stop there; ``run`` goes on from it.
+
+        Raises:
+            StudyMismatchError: The stored study was started with other settings.
+            EngineError: The baseline itself cannot run.
+            DispatchError: Workers are lost again and again.
+        """
+        _, predictions = self._begin()
+        sharpened = predictions.sharpened(measured_latencies(self._trials()))
+        return PredictedStudy(study=self._store.study(self._plan.name), trials=self._trials(), predictions=sharpened)
+
+    def _begin(self) -> tuple[BaselineResult, Predictions]:
         self._study = self._store.add_study(self._study)
         self._ledger.reconcile(self._trials())
         for notice in self._plan.notices:
             self._observer.notice(notice)
         baseline = self._run_baseline()
-        predictions = self._predict(baseline)
-        self._try_configurations(baseline, predictions)
-        return self._conclude(predictions)
+        return baseline, self._predict(baseline)
 
     # ── baseline and predictions ──────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +133,7 @@ class Search:
         if not self._trials():
             self._store.save_trial(self._row(self._ledger.ask_baseline()))
         task = self._plan.baseline_task()
-        result = from_json(BaselineResult, self._result_of(task))
+        result = from_json(BaselineResult, self._stages.result_of(task))
         self._observer.notice(_conditions(result.measurement.environment))
         row = self._trials()[0]
         if row.state is TrialState.RUNNING:
@@ -173,14 +155,14 @@ class Search:
         key = self._plan.trace_key(draft, outputs, environment)
         found = find_trace(self._store, key, self._plan.deepest)
         task = self._plan.trace_task(draft, () if found else outputs)
-        if found and not self._is_done(task):
+        if found and not self._stages.is_done(task):
             self._observer.notice(f"{draft}: its acceptance trace {key.key} is in the database and is not made again")
 
         def kept(result: bytes) -> bytes:
             made = from_json(TraceResult, result)
             return to_json(referring(made, found) if found else self._keep_trace(made, key))
 
-        return whole(self._store, from_json(TraceResult, self._result_of(task, kept)))
+        return whole(self._store, from_json(TraceResult, self._stages.result_of(task, kept)))
 
     def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:
         provenance = {
@@ -194,32 +176,65 @@ class Search:
 
     # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _try_configurations(self, baseline: BaselineResult, predictions: Predictions) -> None:
+    def _try_configurations(self, baseline: BaselineResult, predictions: Predictions) -> Reason:
+        self._ledger.use(
+            make_sampler(
+                self._plan.sampler,
+                distributions(self._plan.space),
+                self._plan.seed,
+                forecasts=predictions.forecasts(self._plan.objectives),
+                has_unpredicted=predictions.leaves_open(self._plan.objectives),
+                epsilon=self._plan.epsilon,
+            )
+        )
         for row in self._trials():
             if row.state is TrialState.RUNNING:
                 self._run_trial(row, baseline)
-        first = min(PREDICTED_FIRST, self._plan.max_trials - 1)  # the baseline is one of them
-        for speculation in predictions.most_promising(self._plan.space.configurations(), first):
+        if self._plan.sampler != REPLAY:  # other samplers know nothing of predictions, so they are given the best one
+            self._enqueue_best(predictions)
+        while (stopped := self._why_stop()) is None:
+            self._try_next(baseline, predictions)
+        self._observer.notice(f"no more configurations are tried: {stopped.text}")
+        return stopped
+
+    def _enqueue_best(self, predictions: Predictions) -> None:
+        for speculation in predictions.ranked(self._plan.space.configurations())[:1]:
             self._ledger.enqueue(speculation, predictions.metrics(speculation))
-        repeats = 0
-        while self._untried() and len(self._tried()) < self._plan.max_trials:
-            asked = self._ledger.ask()
-            row = self._row(asked, predictions.metrics(asked.speculation))
-            repeated = self._answer_from_store(row)
-            repeats = repeats + 1 if repeated else 0
-            if not repeated:
-                self._store.save_trial(row)
-                self._run_trial(row, baseline)
-            elif repeats >= MAX_REPEATS_IN_A_ROW:
-                untried = self._untried()
-                self._ledger.enqueue((predictions.ranked(untried) or untried)[0])
+
+    def _why_stop(self) -> Reason | None:
         if not self._untried():
-            self._observer.notice("every configuration of the space was tried")
+            return Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
+        return self._plan.budget.exhausted_by(self._spent()) or self._ledger.finished()
+
+    def _spent(self) -> Spent:
+        stages = self._store.stages(self._plan.name)
+        seconds = sum((one.ended_at - one.started_at).total_seconds() for one in stages if one.ended_at is not None)
+        tried = len(self._tried())
+        return Spent(trials=tried, compiles=tried, seconds=seconds)
+
+    def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
+        asked = self._ask(predictions)
+        now = predictions.sharpened(measured_latencies(self._trials()))
+        row = self._row(asked, now.metrics(asked.speculation))
+        self._store.save_trial(row)
+        self._run_trial(row, baseline)
+        if (standing := self._ledger.standing()) is not None:
+            self._observer.standing(standing)
+
+    def _ask(self, predictions: Predictions) -> Asked:
+        """The next configuration that was not tried yet; those that were are answered from the store."""
+        for _ in range(MAX_REPEATS_IN_A_ROW):
+            asked = self._ledger.ask()
+            if not self._answer_from_store(self._row(asked, predictions.metrics(asked.speculation))):
+                return asked
+        untried = self._untried()
+        self._ledger.enqueue((predictions.ranked(untried) or untried)[0])
+        return self._ledger.ask()
 
     def _run_trial(self, row: TrialRecord, baseline: BaselineResult) -> None:
         task = self._plan.measure_task(row.speculation)
         try:
-            result = from_json(MeasureResult, self._result_of(task))
+            result = from_json(MeasureResult, self._stages.result_of(task))
             outcome = TrialOutcome.of_candidate(
                 baseline, result, self._plan.objectives, self._plan.workload.repetition_expected
             )
@@ -270,8 +285,9 @@ class Search:
 
     # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _conclude(self, predictions: Predictions) -> SearchResult:
+    def _conclude(self, predictions: Predictions, stopped: Reason) -> SearchResult:
         measured = [trial for trial in self._tried().values() if trial.state is TrialState.COMPLETE]
+        predictions = predictions.sharpened(measured_latencies(measured))
         best = max(measured, key=lambda trial: trial.metrics.get("speedup") or 0.0)
         certified = None if best.speculation.is_baseline else self._certify(best)
         if certified is None:
@@ -288,6 +304,7 @@ class Search:
             "decision": json.loads(to_json(decision)),
             "trial": best.number if decision.recommends else None,
             "candidate": None if best.speculation.is_baseline else best.number,
+            "stopped": json.loads(to_json(stopped)),
         }
         self._store.conclude(self._plan.name, conclusion, front)
         return SearchResult(
@@ -299,81 +316,15 @@ class Search:
             pareto=front,
             predictions=predictions,
             certified=certified,
+            stopped=stopped,
         )
 
     def _certify(self, best: TrialRecord) -> CertifyResult:
         task = self._plan.certify_task(best.speculation)
-        return from_json(CertifyResult, self._result_of(task))
-
-    # ── stages ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _is_done(self, task: StageTask) -> bool:
-        stored = self._store.stage(task.study_name, task.kind, task.key)
-        return stored is not None and stored.result is not None
-
-    def _result_of(self, task: StageTask, kept: Callable[[bytes], bytes] = bytes) -> bytes:
-        """The stage's result: from the store when it is done, else from a worker, stored before anything else.
-
-        Args:
-            task: What to run.
-            kept: Makes of a worker's result what the stage keeps of it.
-        """
-        stored = self._store.stage(task.study_name, task.kind, task.key)
-        if stored is not None and stored.result is not None:
-            return stored.result
-        for attempt in _attempts(stored):
-            row = StageRecord(study_name=task.study_name, kind=task.kind, key=task.key, attempt=attempt)
-            self._store.save_stage(row)
-            status = _kept(self._wait(replace(task, attempt=attempt)), kept)
-            self._store.save_stage(_ended(row, status))
-            self._dispatcher.forget(replace(task, attempt=attempt))  # its result is safe; what it held is free again
-            if status.result is not None:
-                return status.result
-            if not isinstance(status.error, WorkerLostError):
-                raise status.error or DispatchError(f"stage {task.name} ended without a result")
-            self._observer.notice(f"{status.error.message}; attempt {attempt + 1} of {MAX_ATTEMPTS}")
-        raise WorkerLostError(
-            f"stage {task.kind} of {task.config.speculation.label} lost its worker {MAX_ATTEMPTS} times",
-            "the results so far are kept; run the same command again once the machine is well",
-        )
-
-    def _wait(self, task: StageTask) -> StageStatus:
-        progress = self._observer.stage_began(task)
-        try:
-            return wait_for(self._dispatcher, task, progress)
-        finally:
-            self._observer.stage_ended(task)
+        return from_json(CertifyResult, self._stages.result_of(task))
 
 
 def _conditions(environment: Mapping[str, str]) -> str:
     """What the engine says of itself, for the person who waits."""
     facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in environment.items())
     return f"measured with {facts}"
-
-
-def _attempts(stored: StageRecord | None) -> Iterator[int]:
-    """Attempts of this run: numbered on from those of earlier runs, so that each has a name of its own."""
-    first = 0 if stored is None else stored.attempt + 1
-    return iter(range(first, first + MAX_ATTEMPTS))
-
-
-def _kept(status: StageStatus, kept: Callable[[bytes], bytes]) -> StageStatus:
-    """The status with what is kept of its result; failed where the result contradicts itself."""
-    if status.result is None:
-        return status
-    try:
-        return replace(status, result=kept(status.result))
-    except EngineError as error:
-        return replace(status, result=None, error=error)
-
-
-def _ended(row: StageRecord, status: StageStatus) -> StageRecord:
-    error: TunerError | None = status.error
-    return replace(
-        row,
-        state=StageState.DONE if error is None else StageState.FAILED,
-        ended_at=utc_now(),
-        result=status.result,
-        error_type=None if error is None else type(error).__name__,
-        error=None if error is None else str(error),
-    )

@@ -104,6 +104,15 @@ class Outlook:
         worth: NDArray[np.bool_] = is_open & (self.improvement_bounds() > -np.log1p(-epsilon))
         return worth
 
+    def expected_speedup(self, key: Key) -> float:
+        """Estimated speed-up of a configuration over no speculation."""
+        return float(np.exp(self._means[self.keys.index(key)]))
+
+    def speedup_bound(self, key: Key) -> float:
+        """What the speed-up of a configuration could be at most, one-sided 95 %."""
+        best = 0.0 if self.incumbent is None else self._means[self.incumbent]
+        return float(np.exp(best + self.improvement_bounds()[self.keys.index(key)]))
+
     def speedups(self, quantiles: Sequence[float]) -> Floats:
         """Quantiles of the speed-up over no speculation: [quantiles, configurations], each one's own error included."""
         levels: Floats = np.exp(np.quantile(self._own_draws, quantiles, axis=0))
@@ -139,7 +148,7 @@ class Forecast:
     """Everything that replay and timed steps say of the configurations, for one figure that is optimised.
 
     Attributes:
-        baseline_ms: The same sum for no speculation, as measured.
+        baseline_value: The figure for no speculation, as measured.
         is_rate: The figure grows as times shrink, as tokens per second do: it is ``unit`` / sum.
         measured_error: Relative sd of one measurement of a configuration, of the load it ran on too.
         widths_are_timed: Whether the verify curve was timed, so that no kink can hide in it.
@@ -147,7 +156,7 @@ class Forecast:
 
     candidates: tuple[Candidate, ...]
     step_times: StepTimes
-    baseline_ms: float
+    baseline_value: float
     is_rate: bool = False
     measured_error: float = LOAD_ERROR
     widths_are_timed: bool = False
@@ -180,7 +189,7 @@ class Forecast:
         error[rows] = CONFIGURATION_ERROR * np.sqrt(1 - share)
         return Outlook(
             keys=tuple(one.key for one in self.candidates),
-            gains=np.log(self.baseline_ms) - logs,
+            gains=self._log_gains(logs),
             measured=self._marked(known),
             running=self._marked(expected),
             error=error,
@@ -217,6 +226,12 @@ class Forecast:
         totals = np.maximum(fixed + drawn @ weights.T, np.finfo(np.float64).tiny)
         logs: Floats = np.log(totals)
         return logs
+
+    def _log_gains(self, logs: Floats) -> Floats:
+        units = np.log([one.unit for one in self.candidates])
+        baseline = np.log(self.baseline_value)
+        gains: Floats = units - logs - baseline if self.is_rate else baseline - units - logs
+        return gains
 
     def _marked(self, keys: Mapping[Key, float]) -> NDArray[np.bool_]:
         return np.array([one.key in keys for one in self.candidates], dtype=np.bool_)

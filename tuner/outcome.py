@@ -181,6 +181,17 @@ class _Contender:
         return cls(entry=entry, log_error=math.log(high / low) / (2 * NORMAL_95) if low and high else None)
 
 
+def measured_latencies(trials: Sequence[TrialRecord]) -> dict[tuple[str, int], float]:
+    """Mean end-to-end latency of each measured configuration with speculation, ms, by draft and drafted tokens."""
+    return {
+        (trial.speculation.draft_name, trial.speculation.drafted_tokens): latency
+        for trial in trials
+        if trial.state is TrialState.COMPLETE
+        and not trial.speculation.is_baseline
+        and (latency := trial.metrics.get("e2e_ms_mean")) is not None
+    }
+
+
 def front_members(
     trials: Sequence[TrialRecord],
     untried: Sequence[Speculation],

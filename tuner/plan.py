@@ -9,14 +9,16 @@ from typing import Any
 from tuner.decide import DEFAULT_MARGIN
 from tuner.objective import Objective
 from tuner.records import Prompt, StageKind, TargetOutput
-from tuner.samplers import SamplerName
+from tuner.samplers import EPSILON, SamplerName
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
+from tuner.stopping import Budget
 from tuner.trace_keys import Numerics, TraceKey, decisive, outputs_key
 from tuner.trial import StageTask, StepTiming
 from tuner.workload import Workload
 
 DEFAULT_MAX_TRIALS = 6
+DEFAULT_BUDGET = Budget(max_trials=DEFAULT_MAX_TRIALS)
 STAGE_DEADLINE_S = 1800.0
 STEP_REPEATS = 12
 """Timings of each step size: enough for a median that one scheduler hiccup does not move."""
@@ -32,7 +34,8 @@ class SearchPlan:
         space: As written, with drafts by name or reference.
         draft_folders: Folder of the weights of each draft reference in the space.
         fingerprints: Hash of the content of the target and of each draft, so that other weights are another study.
-        max_trials: Most configurations that are measured, the baseline among them.
+        epsilon: Gain over the best measured configuration that is not worth another trial.
+        budget: What the search may use; another one goes on with the same study.
         margin: Smallest gain worth recommending: 0.02 asks for 2 %.
         notices: What a person should know before it starts, such as prompts that were left out.
     """
@@ -46,9 +49,10 @@ class SearchPlan:
     space: SearchSpace
     objectives: tuple[Objective, ...]
     cache_dir: str
-    sampler: SamplerName = "tpe"
+    sampler: SamplerName = "replay"
     seed: int = 0
-    max_trials: int = DEFAULT_MAX_TRIALS
+    epsilon: float = EPSILON
+    budget: Budget = DEFAULT_BUDGET
     margin: float = DEFAULT_MARGIN
     weight_format: str = "auto"
     num_threads: int | None = None
@@ -67,7 +71,6 @@ class SearchPlan:
             "objectives": [objective.name for objective in self.objectives],
             "sampler": self.sampler,
             "seed": self.seed,
-            "max_trials": self.max_trials,
             "margin": self.margin,
             "weight_format": self.weight_format,
             "num_threads": self.num_threads,

@@ -1,36 +1,86 @@
-"""What replay and timed steps say of every configuration before it is measured."""
+"""What replay and the cost model say of every configuration, before it is measured and after others were."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from tuner.cost_model import Prediction, predict_all, round_times
+from tuner.cost_model import CostModel, plain_round_ms
 from tuner.errors import MeasurementError
+from tuner.forecast import Candidate, Forecast, Key
+from tuner.metrics import summarize
 from tuner.objective import Objective
+from tuner.prediction import BaselinePaths, PredictedPaths, Prediction, predicted_paths, prediction, within_reach
 from tuner.records import BaselineResult, Measurement, Prompt, TargetOutput, TraceResult
 from tuner.speculation import Speculation
 
-ALIKE = 2
-"""Configurations of one draft among the most promising: a third neighbour in k teaches less than another draft."""
+EXACT = frozenset({"waste", "mean_acceptance_length", "acceptance_rate"})
+"""Figures that replay knows without a cost model: no measurement of a configuration adds to them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
-    """Predicted figures by draft and number of drafted tokens; empty where an engine cannot replay."""
+    """Predicted figures by draft and number of drafted tokens; empty where an engine cannot replay.
 
-    by_configuration: Mapping[tuple[str, int], Prediction]
+    Attributes:
+        baseline: Figures of no speculation, by the names of ``metrics.summarize``.
+        paths: What the predictions rest on.
+        costs: Times of the steps; None where there is no prediction.
+    """
+
+    by_configuration: Mapping[Key, Prediction]
+    baseline: Mapping[str, float | None] = field(default_factory=dict)
+    paths: Mapping[Key, PredictedPaths] = field(default_factory=dict)
+    costs: CostModel | None = None
 
     @classmethod
-    def of(cls, baseline: BaselineResult, traces: Sequence[TraceResult]) -> Self:
-        """Predict every configuration that the traces and the timed steps reach."""
-        if baseline.verify is None:
+    def of(cls, baseline: BaselineResult, traces: Sequence[TraceResult], costs: CostModel | None = None) -> Self:
+        """Predict every configuration that the traces and the cost model reach.
+
+        Args:
+            baseline: Measured; with timed passes, unless ``costs`` are given.
+            traces: Of the drafts that can be replayed.
+            costs: Guessed ones, for engines that cannot time single steps; None takes the timed ones.
+        """
+        if costs is None and baseline.verify is not None:
+            costs = CostModel.timed(baseline.verify, traces, plain_round_ms(baseline))
+        if costs is None:
             return cls(by_configuration={})
-        times = {one.trace.draft_name: round_times(baseline.verify, one.draft_steps) for one in traces}
-        deepest = max((one.trace.max_drafted_tokens for one in traces), default=0)
-        predicted = predict_all([one.trace for one in traces], times, baseline.measurement, range(1, deepest + 1))
-        return cls(by_configuration={(one.draft_name, one.drafted_tokens): one for one in predicted})
+        before = BaselinePaths.of(baseline.measurement)
+        found: dict[Key, PredictedPaths] = {}
+        for trace in (one.trace for one in traces):
+            reached = within_reach(trace, costs, range(1, trace.max_drafted_tokens + 1))
+            for paths in predicted_paths(trace, costs, before, reached) if reached else []:
+                found[trace.draft_name, paths.rounds.drafted_tokens] = paths
+        return cls._priced(summarize(baseline.measurement), found, costs)
+
+    @classmethod
+    def _priced(
+        cls, baseline: Mapping[str, float | None], paths: Mapping[Key, PredictedPaths], costs: CostModel
+    ) -> Self:
+        made = {key: prediction(key[0], one, costs) for key, one in paths.items()}
+        rate = baseline.get("output_tokens_per_s")
+        with_rate = {
+            key: replace(one, columns={**one.columns, "output_tokens_per_s": rate and rate * one.speedup})
+            for key, one in made.items()
+        }
+        return cls(by_configuration=with_rate, baseline=baseline, paths=paths, costs=costs)
+
+    def sharpened(self, measured: Mapping[Key, float]) -> Self:
+        """The predictions after configurations were measured: the step times that explain them best price all.
+
+        Args:
+            measured: Mean end-to-end latency of each, ms, at the machine's speed of the baseline.
+        """
+        if self.costs is None or not measured:
+            return self
+        costs = self.costs.with_step_times(self._forecast("e2e_ms_mean", "e2e_ms").fitted(measured))
+        priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items()}
+        return self._priced(self.baseline, priced, costs)
+
+    # ── one configuration ─────────────────────────────────────────────────────────────────────────────────────────
 
     def of_configuration(self, speculation: Speculation) -> Prediction | None:
         """The prediction of a configuration; None where there is none."""
@@ -62,14 +112,47 @@ class Predictions:
         ]
         return [speculation for _, speculation in sorted(known, key=lambda pair: -pair[0])]
 
-    def most_promising(self, candidates: Sequence[Speculation], count: int) -> list[Speculation]:
-        """The fastest candidates, at most two of one draft."""
-        chosen: list[Speculation] = []
-        for speculation in self.ranked(candidates):
-            alike = sum(one.draft_name == speculation.draft_name for one in chosen)
-            if len(chosen) < count and alike < ALIKE:
-                chosen.append(speculation)
-        return chosen
+    # ── all of them, for the search ───────────────────────────────────────────────────────────────────────────────
+
+    def forecasts(self, objectives: Sequence[Objective]) -> dict[int, Forecast]:
+        """A forecast for each objective that is predicted within limits, by its position."""
+        return {
+            index: self._forecast(objective.column, objective.metric)
+            for index, objective in enumerate(objectives)
+            if objective.name not in EXACT and self._is_predicted(objective)
+        }
+
+    def leaves_open(self, objectives: Sequence[Objective]) -> bool:
+        """Whether some objective can only be measured, as memory can."""
+        return any(objective.name not in EXACT and not self._is_predicted(objective) for objective in objectives)
+
+    def _is_predicted(self, objective: Objective) -> bool:
+        predicted = self.by_configuration.values()
+        return bool(predicted) and all(one.columns.get(objective.column) for one in predicted)
+
+    def _forecast(self, column: str, metric: str) -> Forecast:
+        assert self.costs is not None  # noqa: S101 - there is a prediction, so there is a price
+        value = self.baseline[column] or math.nan
+        is_rate = metric == "output_tokens_per_s"
+        return Forecast(
+            candidates=tuple(
+                _candidate(key, self.paths[key], self.by_configuration[key].columns[column] or math.nan, metric)
+                for key in self.by_configuration
+            ),
+            step_times=self.costs.step_times,
+            baseline_value=value,
+            is_rate=is_rate,
+            widths_are_timed=self.costs.widths_are_timed,
+        )
+
+
+def _candidate(key: Key, paths: PredictedPaths, value: float, metric: str) -> Candidate:
+    """A configuration as a sum of steps, scaled such that the expected sum is the predicted value of the metric."""
+    has_first, has_rounds = metric != "tpot_ms", metric != "ttft_ms"
+    fixed = has_first * float(paths.first.sum()) + has_rounds * float(paths.plain.sum())
+    total = fixed + has_rounds * float(paths.extra.sum())
+    unit = value * total if metric == "output_tokens_per_s" else value / total
+    return Candidate(key=key, weights=has_rounds * paths.weights, fixed_ms=fixed, unit=unit)
 
 
 def target_outputs(baseline: Measurement, prompts: Sequence[Prompt]) -> tuple[TargetOutput, ...]:

@@ -1,9 +1,11 @@
-"""Why a search stops trying configurations: nothing left that is worth it, or what it may spend is spent."""
+"""How a search stands, and why it stops trying: nothing left that is worth it, or what it may spend is spent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from tuner.speculation import Speculation
 
 
 class StopKind(StrEnum):
@@ -27,6 +29,27 @@ class Reason:
 
     kind: StopKind
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a search stands after a trial: the best so far, and what could still beat it.
+
+    Attributes:
+        best: Fastest measured configuration; None where none is faster than no speculation.
+        best_speedup: Its estimated speed-up, as all measurements together say; 1 for no speculation.
+        num_open: Configurations that may still be faster by more than ε.
+        most_promising: Of these the one that is worth most; None where there is none.
+        most_promising_speedup: Predicted.
+        most_promising_bound: What its speed-up could be at most, one-sided 95 %.
+    """
+
+    best: Speculation | None
+    best_speedup: float
+    num_open: int
+    most_promising: Speculation | None = None
+    most_promising_speedup: float | None = None
+    most_promising_bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,26 +8,27 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, create_trial
 from optuna.trial import TrialState as OptunaState
 
 from tuner.errors import StorageError, StudyMismatchError
+from tuner.forecast import Key, Outlook
 from tuner.objective import Objective
+from tuner.samplers import DRAFT, TOKENS, ReplaySampler, finished
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, Speculation
+from tuner.stopping import Reason, Standing
 from tuner.store import TrialRecord, TrialState
 
 logger = logging.getLogger(__name__)
 
-DRAFT = "draft"
-TOKENS = "num_speculative_tokens"  # what the dashboard shows, so it has the name that people know
 DRAFT_ATTRIBUTE = "draft:"
 CONSTRAINT = "cannot_run"
 PENALTY_FACTOR = 2.0
@@ -79,9 +80,8 @@ class TrialLedger:
         name: str,
         space: SearchSpace,
         objectives: Sequence[Objective],
-        sampler: BaseSampler,
     ) -> Self:
-        """Create the study, or open the one of that name.
+        """Create the study, or open the one of that name. It asks at random until it is told to ``use`` a sampler.
 
         Raises:
             StudyMismatchError: Another program made an Optuna study of that name in the same database.
@@ -89,7 +89,7 @@ class TrialLedger:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         directions = [objective.direction for objective in objectives]
         study = optuna.create_study(
-            storage=storage, study_name=name, load_if_exists=True, directions=directions, sampler=sampler
+            storage=storage, study_name=name, load_if_exists=True, directions=directions, sampler=RandomSampler()
         )
         _refuse_foreign(study, directions)
         with warnings.catch_warnings():
@@ -98,6 +98,38 @@ class TrialLedger:
         for draft in space.drafts:  # the table behind the short ids
             study.set_user_attr(f"{DRAFT_ATTRIBUTE}{draft.name}", draft.model_dump(mode="json"))
         return cls(study, space, objectives)
+
+    def use(self, sampler: BaseSampler) -> None:
+        """Ask this sampler from now on."""
+        self._study.sampler = sampler
+
+    def finished(self) -> Reason | None:
+        """Why nothing more is worth a trial; None while something is, or where the sampler cannot tell."""
+        return finished(self._study)
+
+    def standing(self) -> Standing | None:
+        """The best so far and what could still beat it; None where the sampler cannot tell."""
+        sampler = self._study.sampler
+        if not isinstance(sampler, ReplaySampler):
+            return None
+        outlook = next(iter(sampler.outlooks(self._study).values()), None)
+        return None if outlook is None else self._standing(outlook, sampler.worth_measuring(self._study))
+
+    def _standing(self, outlook: Outlook, worth: Sequence[Key]) -> Standing:
+        best, first = outlook.incumbent_key, next((key for key in worth if key in outlook.keys), None)
+        made = Standing(
+            best=None if best is None else self._space.speculation(*best),
+            best_speedup=1.0 if best is None else outlook.expected_speedup(best),
+            num_open=len(worth),
+        )
+        if first is None:
+            return made
+        return replace(
+            made,
+            most_promising=self._space.speculation(*first),
+            most_promising_speedup=outlook.expected_speedup(first),
+            most_promising_bound=outlook.speedup_bound(first),
+        )
 
     def enqueue(self, speculation: Speculation, predicted: Mapping[str, float] | None = None) -> None:
         """Have this configuration asked for next, unless it was asked for or enqueued before."""

@@ -125,7 +125,7 @@ def make_world(family: Family, rng: np.random.Generator) -> World:
     return World(
         speedups=speedups,
         latencies=latencies,
-        forecast=Forecast(candidates=tuple(candidates), step_times=step_times, baseline_ms=baseline),
+        forecast=Forecast(candidates=tuple(candidates), step_times=step_times, baseline_value=1.0),
         drift_per_evaluation=rng.uniform(-family.drift, family.drift) / 10,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.cost_model import Prediction
+from tuner.prediction import Prediction
 from tuner.decide import Decision, Verdict
 from tuner.intervals import Interval
 from tuner.outputs import Agreement

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from tuner.driver import Observer
+    from tuner.observer import Observer
+    from tuner.stopping import Standing
     from tuner.trial import Progress, StageTask
 
 STAGE_WORDS = {
@@ -64,6 +65,10 @@ class LineObserver:
         """Say what became of a trial."""
         self._say(trial_words(trial))
 
+    def standing(self, standing: Standing) -> None:
+        """Say what could still beat the best."""
+        self._say(standing_words(standing))
+
     def notice(self, text: str) -> None:
         """Pass it on."""
         self._say(f"note: {text}")
@@ -96,6 +101,10 @@ class BarObserver:
         """Say what became of a trial, above the bars."""
         self._bars.console.print(trial_words(trial))
 
+    def standing(self, standing: Standing) -> None:
+        """Say what could still beat the best, above the bars."""
+        self._bars.console.print(standing_words(standing))
+
     def notice(self, text: str) -> None:
         """Pass it on, above the bars."""
         self._bars.console.print(f"note: {text}")
@@ -110,6 +119,19 @@ def stage_words(task: StageTask) -> str:
 def num_prompts(task: StageTask) -> int:
     """Prompts that a stage works through."""
     return len(task.outputs) if task.kind is StageKind.TRACE else len(task.prompts)
+
+
+def standing_words(standing: Standing) -> str:
+    """What could still beat the best, in a line."""
+    best = "no speculation" if standing.best is None else standing.best.label
+    if standing.most_promising is None:
+        return f"  best {best}; nothing else can be worth a trial"
+    others = f"{standing.num_open} configurations" if standing.num_open > 1 else "1 configuration"
+    return (
+        f"  best {best}, {standing.best_speedup:.2f}; {others} may still be faster, "
+        f"first {standing.most_promising.label}: "
+        f"predicted {standing.most_promising_speedup:.2f}, at most {standing.most_promising_bound:.2f}"
+    )
 
 
 def trial_words(trial: TrialRecord) -> str:

@@ -35,13 +35,29 @@ Objectives = Annotated[
 ]
 Sampler = Annotated[
     str,
-    typer.Option("--sampler", metavar="NAME", help="How configurations are chosen: tpe, gp, nsga2, random or grid."),
+    typer.Option(
+        "--sampler", metavar="NAME", help="How configurations are chosen: replay, tpe, gp, nsga2, random or grid."
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the sampler.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="STUDY", help="Of the study; else made from the settings.")]
 Trials = Annotated[
     int | None,
     typer.Option("--trials", metavar="N", help="Most configurations measured, the first is no speculation."),
+]
+Epsilon = Annotated[
+    float,
+    typer.Option("--epsilon", metavar="SHARE", help="Gain over the best that is not worth another trial; 0.01 is 1 %."),
+]
+MaxCompiles = Annotated[
+    int | None, typer.Option("--max-compiles", metavar="N", help="Most configurations compiled, the first among them.")
+]
+MaxMinutes = Annotated[
+    float | None, typer.Option("--max-minutes", metavar="MIN", help="Of stages before the final comparison.")
+]
+MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Likewise, at --price-per-hour.")]
+PricePerHour = Annotated[
+    float | None, typer.Option("--price-per-hour", metavar="AMOUNT", help="Of the machines that the search holds.")
 ]
 Margin = Annotated[float, typer.Option("--margin", metavar="SHARE", help="Smallest gain worth having; 0.02 is 2 %.")]
 Threads = Annotated[

@@ -1,0 +1,242 @@
+"""What a configuration would show if it were measured: replayed rounds, priced by the cost model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.cost_model import CostModel
+from tuner.errors import MeasurementError
+from tuner.intervals import log_ratio
+from tuner.metrics import LATENCIES, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
+from tuner.records import Measurement, RequestRecord, Trace
+from tuner.replay import ReplayedRounds, exactness, replay_all
+from tuner.step_times import CONFIGURATION_ERROR
+
+Floats = NDArray[np.float64]
+
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a configuration would show if it were measured on the baseline's prompts.
+
+    Attributes:
+        speedup: Σ end-to-end latency of the baseline / Σ predicted, over prompts.
+        speedup_low: 95 % limit: from the spread over prompts, the timings, and what the model misses.
+        columns: Predicted figures under the names that ``metrics.summarize`` uses.
+    """
+
+    draft_name: str
+    drafted_tokens: int
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    columns: Mapping[str, float | None]
+
+    @property
+    def e2e_ms(self) -> float | None:
+        """Mean end-to-end latency."""
+        return self.columns["e2e_ms_mean"]
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per output token: the ratio of sums."""
+        return self.columns["tpot_ms_mean"]
+
+    @property
+    def waste_tokens_per_output_token(self) -> float | None:
+        """(drafted − accepted) / output tokens; exact, not predicted."""
+        return self.columns["waste_tokens_per_output_token"]
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """τ; exact, not predicted."""
+        return self.columns["mean_acceptance_length"]
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted; exact, not predicted."""
+        return self.columns["acceptance_rate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BaselinePaths:
+    """The baseline's latencies per prompt, repeats averaged: arrays over prompts.
+
+    Attributes:
+        tpot: 0 for answers of one chunk.
+        prompt_tokens: 0 where the engine does not say.
+    """
+
+    prompt_ids: tuple[str, ...]
+    ttft: Floats
+    e2e: Floats
+    tpot: Floats
+    prompt_tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, baseline: Measurement) -> BaselinePaths:
+        """Of the prompts that were answered with at least one token."""
+        by_prompt: dict[str, list[RequestRecord]] = {}
+        for record in completed(baseline.requests):
+            if record.output_tokens:
+                by_prompt.setdefault(record.prompt_id, []).append(record)
+        groups = list(by_prompt.values())
+        return cls(
+            prompt_ids=tuple(by_prompt),
+            ttft=np.array([np.mean([ttft_ms(one) or 0.0 for one in records]) for records in groups]),
+            e2e=np.array([np.mean([e2e_ms(one) or 0.0 for one in records]) for records in groups]),
+            tpot=np.array([np.mean([tpot_ms(one) or 0.0 for one in records]) for records in groups]),
+            prompt_tokens=np.array([records[0].prompt_tokens or 0 for records in groups], dtype=np.int64),
+        )
+
+    def chosen(self, prompt_ids: Sequence[str]) -> BaselinePaths:
+        """Only these prompts, in this order."""
+        rows = [self.prompt_ids.index(one) for one in prompt_ids]
+        return BaselinePaths(
+            prompt_ids=tuple(prompt_ids),
+            ttft=self.ttft[rows],
+            e2e=self.e2e[rows],
+            tpot=self.tpot[rows],
+            prompt_tokens=self.prompt_tokens[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PredictedPaths:
+    """One configuration's latencies per prompt: arrays over prompts.
+
+    Attributes:
+        first: Time to the first token, the draft's reading of the prompt included.
+        plain: As many of the baseline's rounds as it takes.
+        weights: [steps], what its rounds take beyond those, summed over prompts.
+        extra: What they take, per prompt.
+    """
+
+    rounds: ReplayedRounds
+    baseline: BaselinePaths
+    first: Floats
+    plain: Floats
+    weights: Floats
+    extra: Floats
+
+    @property
+    def decode(self) -> Floats:
+        """After the first token."""
+        total: Floats = self.plain + self.extra
+        return total
+
+    @property
+    def e2e(self) -> Floats:
+        """From sending to the last token."""
+        total: Floats = self.first + self.decode
+        return total
+
+    def priced(self, draft_name: str, costs: CostModel) -> PredictedPaths:
+        """The same rounds at other step times."""
+        return _paths(draft_name, self.rounds, costs, self.baseline)
+
+
+def predicted_paths(
+    trace: Trace, costs: CostModel, baseline: BaselinePaths, drafted_tokens: Collection[int]
+) -> list[PredictedPaths]:
+    """What each k of one draft takes, on the prompts that the trace and the baseline share.
+
+    Raises:
+        MeasurementError: They share none, or a round of some k has a part beyond the timed sizes.
+        ConfigurationError: The trace does not reach some k.
+    """
+    shared = {prompt.prompt_id for prompt in trace.prompts} & set(baseline.prompt_ids)
+    if not shared:
+        raise MeasurementError(
+            f"the trace of {trace.draft_name!r} and the baseline share no completed prompt",
+            "trace the outputs of this baseline",
+        )
+    every = replay_all(trace, list(drafted_tokens), shared)
+    return [_paths(trace.draft_name, one, costs, baseline.chosen(one.prompt_ids)) for one in every]
+
+
+def _paths(draft_name: str, rounds: ReplayedRounds, costs: CostModel, baseline: BaselinePaths) -> PredictedPaths:
+    k = rounds.drafted_tokens
+    used = np.flatnonzero(rounds.rounds_by_drafted.sum(axis=0))
+    weights = costs.round_weights(draft_name, k)
+    prefill = costs.draft_prefill_ms(draft_name, baseline.prompt_tokens) if k else np.zeros(len(baseline.ttft))
+    return PredictedPaths(
+        rounds=rounds,
+        baseline=baseline,
+        first=baseline.ttft + prefill,
+        plain=rounds.rounds * baseline.tpot,
+        weights=rounds.rounds_by_drafted.sum(axis=0) @ weights,
+        extra=rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used],
+    )
+
+
+def predict(trace: Trace, costs: CostModel, baseline: Measurement, drafted_tokens: int) -> Prediction:
+    """Predict one k of one draft; see ``predicted_paths``."""
+    paths = predicted_paths(trace, costs, BaselinePaths.of(baseline), [drafted_tokens])[0]
+    return prediction(trace.draft_name, paths, costs)
+
+
+def within_reach(trace: Trace, costs: CostModel, drafted_tokens: Collection[int]) -> list[int]:
+    """Those numbers of drafted tokens that the trace and the timed steps reach."""
+    name = trace.draft_name
+    return [k for k in drafted_tokens if exactness(trace, k).is_exact and costs.reaches(name, k)]
+
+
+def prediction(draft_name: str, paths: PredictedPaths, costs: CostModel) -> Prediction:
+    """The figures of one configuration, with limits of its gain.
+
+    The limits hold the spread over prompts, the uncertainty of the steps' times, and what a configuration adds on its
+    own, as independent errors of the logarithm.
+    """
+    k, before, after = paths.rounds.drafted_tokens, paths.baseline.e2e, paths.e2e
+    gain, error = log_ratio(before[None, :], after[None, :]) if len(after) > 1 else (np.log(before / after), [0.0])
+    timing = _timing_error_ms(paths, costs) / float(after.sum())
+    spread = NORMAL_95 * math.hypot(float(error[0]), timing, CONFIGURATION_ERROR if k else 0.0)
+    return Prediction(
+        draft_name=draft_name,
+        drafted_tokens=k,
+        speedup=math.exp(float(gain[0])),
+        speedup_low=math.exp(float(gain[0]) - spread),
+        speedup_high=math.exp(float(gain[0]) + spread),
+        columns=_columns(paths.rounds, paths.first, paths.decode),
+    )
+
+
+def _timing_error_ms(paths: PredictedPaths, costs: CostModel) -> float:
+    """Standard error of the summed latency, from the steps' times and from kinks between timed widths."""
+    slopes = paths.weights * np.exp(costs.step_times.log_ms)
+    steps = math.sqrt(float(slopes @ costs.step_times.covariance @ slopes))
+    kinks = paths.rounds.rounds_by_drafted.sum(axis=0) @ costs.kink_ms(paths.rounds.drafted_tokens)
+    return math.hypot(steps, float(kinks))
+
+
+def _columns(rounds: ReplayedRounds, ttft: Floats, decode: Floats) -> dict[str, float | None]:
+    tokens = np.maximum(rounds.output_tokens - 1, 0)
+    tpot = decode[tokens > 0] / tokens[tokens > 0]
+    samples = {"ttft_ms": ttft, "e2e_ms": ttft + decode, "tpot_ms": tpot}
+    columns: dict[str, float | None] = {
+        f"{name}_{statistic}": _statistic(samples[name], statistic) for name in LATENCIES for statistic in STATISTICS
+    }
+    total_rounds, total_tokens = float(rounds.rounds.sum()), int(tokens.sum())
+    return columns | {
+        "tpot_ms_mean": float(decode.sum()) / total_tokens if total_tokens else None,
+        "round_time_ms": float(decode.sum()) / total_rounds if total_rounds else None,
+        "mean_acceptance_length": rounds.mean_acceptance_length,
+        "acceptance_rate": rounds.acceptance_rate,
+        "waste_tokens_per_output_token": rounds.waste_tokens_per_output_token,
+    }
+
+
+def _statistic(sample: Floats, statistic: str) -> float | None:
+    if not sample.size:
+        return None
+    if statistic == "mean":
+        return float(sample.mean())
+    return float(np.percentile(sample, float(statistic.removeprefix("p"))))
