@@ -6,21 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import optuna
 import pytest
 
-from tests.support.searches import SPACE, search_into, search_plan
-from tests.support.simulated import Simulation
-from tuner.driver import SearchResult
+from tests.support import simulated_studies
+from tests.support.simulated import SimulatedEngine, Simulation, World
+from tests.support.simulated_studies import SPACE
+from tuner.dispatch import InlineDispatcher
+from tuner.driver import Search, SearchResult
 from tuner.errors import StorageError, TraceError
 from tuner.objective import parse_objectives
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions
 from tuner.records import StageKind, Trace, TraceResult, from_json, to_json
 from tuner.reuse import transferred_traces, whole
+from tuner.samplers import make_sampler
 from tuner.search_space import Draft, DraftTokens
 from tuner.speculation import Method
 from tuner.store import MemoryStore, StageRecord, StageState, TrialStore
 from tuner.stored import read_study
+from tuner.study import TrialLedger, distributions
 from tuner.trace_keys import Numerics
 from tuner.traces import unpack_trace
 
@@ -47,11 +52,24 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def a_plan(name: str = "first", workload: str = "numbers", **changes: Any) -> SearchPlan:
-    return search_plan(workload, name=name, **({"max_trials": 2} | changes))
+    return simulated_studies.a_plan(workload, name=name, **({"max_trials": 2} | changes))
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine is simulated, with a clock that starts anew."""
+
+    def load(_name: str) -> SimulatedEngine:
+        return SimulatedEngine(World(hit_rates=HIT_RATES, draft_ms={"light": 1.0, "heavy": 4.0, "renamed": 1.0}))
+
+    monkeypatch.setattr("tuner.trial.load_engine", load)
 
 
 def search(store: TrialStore, plan: SearchPlan) -> SearchResult:
-    return search_into(store, plan, HIT_RATES)
+    sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
+    storage = optuna.storages.InMemoryStorage()
+    ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
+    return Search(plan, store, ledger, InlineDispatcher()).run()
 
 
 def acceptance(predictions: Predictions) -> dict[tuple[str, int], float | None]:
