@@ -31,7 +31,8 @@ def mix_sentence(found: Mix) -> str:
 def _answer(found: Mix) -> str:
     best, fastest = found.recommended, found.configurations[0]
     if not best.speculation.is_baseline:
-        verb, end = ("Use", "") if best.is_measured else ("Try", f", {_predicted_part(best)}")
+        verb = "Use" if best.is_measured and best.high is not None and best.high < 1 else "Try"
+        end = "" if best.is_measured else f", {_predicted_part(best)}"
         limits = "" if best.low is None or best.high is None else f" ({1 / best.high:.2f}–{1 / best.low:.2f})"
         name = best.speculation.label
         return f"{verb} {name} for this mix: {best.speedup:.2f} times the speed of no speculation{limits}{end}"
@@ -63,7 +64,9 @@ def _notes(found: Mix) -> Iterator[str]:
     best, safest = found.recommended, found.minimax
     worst = "nowhere slower than" if safest.worst_regret < 0.005 else f"at most {_percent(safest.worst_regret)} behind"
     yield f"smallest worst case: {safest.speculation.label}, {worst} the best of any workload"
-    if best.high is not None and best.high >= 1 and not best.speculation.is_baseline:
+    if not best.speculation.is_baseline and best.high is None:
+        yield "too few prompts for an interval"
+    elif best.high is not None and best.high >= 1 and not best.speculation.is_baseline:
         yield "the interval includes no gain"
     if not best.is_measured:
         labels = zip(_labels(found), best.ratios, strict=True)
@@ -95,7 +98,7 @@ def mix_table(found: Mix) -> Table:
     for one in rows:
         table.add_row(*_cells(one), style="bold green" if one is found.recommended else "")
     hidden = len(found.configurations) - len(rows)
-    more = f"; {hidden} slower ones are left out, --json has them" if hidden else ""
+    more = f"; slower ones left out: {hidden}, --json has them" if hidden else ""
     table.caption = (
         f"speed-up over no speculation and, in brackets, how much slower than the workload's best; ~ predicted{more}"
     )

@@ -81,7 +81,16 @@ def test_a_gain_below_the_margin_is_told_with_the_margin() -> None:
 
 
 def test_an_interval_that_includes_no_gain_is_said_so() -> None:
-    assert "the interval includes no gain" in mix_notes(mix([a_workload(one, 1, {2: 1.03}) for one in ("a", "b")]))
+    unsure = mix([a_workload(one, 1, {2: 1.03}) for one in ("a", "b")])
+    assert "the interval includes no gain" in mix_notes(unsure)
+    assert mix_sentence(unsure).startswith("Try ngram k=2 for this mix: 1.03 times")
+
+
+def test_without_an_interval_a_configuration_is_only_to_be_tried() -> None:
+    few = LatencyRatio(estimate=0.5, low=None, high=None, is_measured=True)
+    found = mix([replace(CODE, ratios={**CODE.ratios, ngram(6): few}), CHAT])
+    assert "too few prompts for an interval" in mix_notes(found)
+    assert mix_sentence(found).startswith("Try ngram k=6 for this mix: 1.60 times the speed of no speculation;")
 
 
 def test_what_was_left_out_is_named() -> None:
