@@ -14,7 +14,7 @@ from tuner.errors import ConfigurationError, NotFoundError, StudyMismatchError
 from tuner.mix import LatencyRatio, Mix, MixWorkload, mix
 from tuner.mix_studies import check_mixable, mix_workload
 from tuner.predictions import Predictions
-from tuner.records import BaselineResult, PromptTrace, TimedSteps, Trace, TraceResult
+from tuner.records import BaselineResult, PromptTrace, Sampling, TimedSteps, Trace, TraceKind, TraceResult
 from tuner.speculation import NO_SPECULATION, Method, Speculation
 from tuner.store import StudyRecord, TrialState
 
@@ -243,9 +243,8 @@ def test_a_study_without_a_measured_baseline_is_refused() -> None:
         mix_workload(a_study(), (running,), PREDICTIONS)
 
 
-def test_the_oracle_and_the_fixed_k_are_replayed_with_the_same_times() -> None:
-    # Eight rounds of 10 ms after 100 ms. Three tokens are right, then none: drafting three once, and nothing after,
-    # takes 13 + 4 · 10; three in each of five rounds takes 5 · 13.
+def replayed(**changes: Any) -> MixWorkload:
+    """Eight rounds of 10 ms after 100 ms; three drafted tokens are right, then none; a drafted token takes 1 ms."""
     request = a_request(chunks=[(0.1 + 0.01 * place, 1) for place in range(9)])
     verify = TimedSteps(step="verify", seconds=dict.fromkeys(range(1, 5), (0.010,)))
     baseline = BaselineResult(measurement=a_measurement(request), verify=verify)
@@ -255,14 +254,28 @@ def test_the_oracle_and_the_fixed_k_are_replayed_with_the_same_times() -> None:
         max_output_tokens=64,
         proposed=(0, *[3] * 8),
         matched=(0, 3, 2, 1, *[0] * 5),
+        ranks=(0, 0, 0, 0, *[9] * 5),
+        target_probabilities=(0.5,) * 9,
+        draft_probabilities=(0.25,) * 9,
     )
-    trace = Trace(draft_name="eagle", max_drafted_tokens=3, prompts=(prompt,))
+    trace = replace(Trace(draft_name="eagle", max_drafted_tokens=3, prompts=(prompt,)), **changes)
     steps = TimedSteps(step="draft", seconds={k: (0.001 * k,) for k in (1, 2, 3)})
     predictions = Predictions.of(baseline, [TraceResult(trace=trace, draft_steps=steps)])
-    found = mix_workload(a_study(), (BASELINE,), predictions, baseline=baseline.measurement, traces=[trace])
+    return mix_workload(a_study(), (BASELINE,), predictions, baseline=baseline.measurement, traces=[trace])
+
+
+def test_the_oracle_and_the_fixed_k_are_replayed_with_the_same_times() -> None:
+    # drafting three once, and nothing after, takes 13 + 4 · 10; three in each of five rounds takes 5 · 13
+    found = replayed()
     assert found.oracle == {"eagle": pytest.approx((100 + 53) / 180)}
     assert found.replayed[NO_SPECULATION] == 1.0
     assert found.replayed[FAST_AT_CHAT] == pytest.approx((100 + 65) / 180)
+
+
+def test_a_draft_whose_acceptance_is_drawn_is_predicted_and_has_no_oracle() -> None:
+    found = replayed(kind=TraceKind.TEACHER_FORCED, sampling=Sampling(temperature=1.0))
+    assert (found.oracle, dict(found.replayed)) == ({}, {NO_SPECULATION: 1.0})
+    assert FAST_AT_CHAT in found.ratios
 
 
 def test_a_draft_that_is_not_priced_has_no_oracle() -> None:
