@@ -165,8 +165,9 @@ class Search:
         return whole(self._store, from_json(TraceResult, self._stages.result_of(task, kept)))
 
     def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:
+        facts = self._study.provenance  # of those the trace gets none that names a place: it may be carried elsewhere
         provenance = {
-            **self._study.provenance,
+            **{name: facts[name] for name in ("packages", "python", "platform", "machine") if name in facts},
             "study": self._plan.name,
             "target": self._plan.target_name,
             "workload": self._plan.workload.name,
@@ -291,7 +292,8 @@ class Search:
         best = max(measured, key=lambda trial: trial.metrics.get("speedup") or 0.0)
         certified = None if best.speculation.is_baseline else self._certify(best)
         if certified is None:
-            decision = no_winner(measured, margin=self._plan.margin)
+            ruled_out = stopped.text if stopped.kind is StopKind.NOTHING_WORTH_IT else None
+            decision = no_winner(measured, margin=self._plan.margin, ruled_out=ruled_out)
         else:
             decision = decide(
                 certified,

@@ -13,7 +13,7 @@ from tuner.samplers import EPSILON, SamplerName
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
 from tuner.stopping import Budget
-from tuner.trace_keys import Numerics, TraceKey, decisive, outputs_key
+from tuner.trace_keys import Numerics, TraceKey, decisive, outputs_key, rule_of
 from tuner.trial import StageTask, StepTiming
 from tuner.workload import Workload
 
@@ -125,8 +125,7 @@ class SearchPlan:
             sampling=decisive(self.workload.sampling),
             max_model_len=self.max_model_len,
             numerics=Numerics.of(self.space.engine, environment, self.weight_format),
-            prompt_lookup_max=speculation.prompt_lookup_max,
-            prompt_lookup_min=speculation.prompt_lookup_min,
+            rule=rule_of(speculation),
         )
 
     def measure_task(self, speculation: Speculation) -> StageTask:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
 from tuner.errors import TraceError
 from tuner.records import GREEDY, Sampling, TargetOutput
-from tuner.speculation import Method, content_key
+from tuner.speculation import Method, Speculation, content_key
 
 FORMAT_VERSION = 1
 """Raised when a file of before means something else."""
@@ -19,6 +19,8 @@ _LABELS = {
     "draft": "draft (its config or weights)",
     "outputs": "outputs (prompts, caps or the target's answers)",
 }
+
+_NOT_OF_THE_RULE = {"method", "draft_name", "draft_model", "drafted_tokens"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,7 @@ class TraceKey:
         sampling: How the target chose them; ``decisive`` of it.
         max_model_len: Prompt plus output tokens; near it a round may propose less.
         numerics: What computed it.
-        prompt_lookup_max: Longest n-gram that the matching rule looks up.
-        prompt_lookup_min: Shortest one.
+        rule: ``rule_of`` the method, such as the lengths of n-grams that are looked up.
         source: A pass of the draft, or a run's log, which does not show every position.
     """
 
@@ -70,8 +71,7 @@ class TraceKey:
     sampling: Sampling
     max_model_len: int
     numerics: Numerics
-    prompt_lookup_max: int | None = None
-    prompt_lookup_min: int | None = None
+    rule: Mapping[str, int | float | str] = field(default_factory=dict)
     source: Literal["draft", "log"] = "draft"
     format_version: int = FORMAT_VERSION
 
@@ -98,6 +98,12 @@ class TraceKey:
 def decisive(sampling: Sampling) -> Sampling:
     """The sampling without what decides nothing: at temperature 0 neither seed nor cuts do."""
     return sampling if sampling.temperature > 0 else GREEDY
+
+
+def rule_of(speculation: Speculation) -> dict[str, Any]:
+    """Every setting that decides what is proposed, beside method, weights and number of tokens."""
+    settings = asdict(speculation).items()
+    return {name: value for name, value in settings if name not in _NOT_OF_THE_RULE and value is not None}
 
 
 def outputs_key(outputs: Sequence[TargetOutput]) -> str:

@@ -20,12 +20,12 @@ from tuner.plan import SearchPlan
 from tuner.predictions import Predictions
 from tuner.records import StageKind, Trace, TraceResult, from_json, to_json
 from tuner.reuse import transferred_traces, whole
-from tuner.samplers import make_sampler
 from tuner.search_space import Draft, DraftTokens
 from tuner.speculation import Method
+from tuner.stopping import Budget
 from tuner.store import MemoryStore, StageRecord, StageState, TrialStore
 from tuner.stored import read_study
-from tuner.study import TrialLedger, distributions
+from tuner.study import TrialLedger
 from tuner.trace_keys import Numerics
 from tuner.traces import unpack_trace
 
@@ -52,7 +52,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def a_plan(name: str = "first", workload: str = "numbers", **changes: Any) -> SearchPlan:
-    return simulated_studies.a_plan(workload, name=name, **({"max_trials": 2} | changes))
+    return simulated_studies.a_plan(workload, name=name, **({"budget": Budget(max_trials=2)} | changes))
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def search(store: TrialStore, plan: SearchPlan) -> SearchResult:
-    sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
     storage = optuna.storages.InMemoryStorage()
-    ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, sampler)
+    ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives)
     return Search(plan, store, ledger, InlineDispatcher()).run()
 
 
@@ -98,7 +97,7 @@ def test_a_search_makes_one_trace_of_each_draft_and_keeps_it_outside_its_stages(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seed": 7, "sampler": "random", "max_trials": 3},
+        {"seed": 7, "sampler": "random", "budget": Budget(max_trials=3)},
         {"objectives": parse_objectives(["ttft_ms"])},
         {"margin": 0.1},
         {"num_threads": 3, "deadline_s": 60.0},
@@ -114,8 +113,8 @@ def test_a_second_study_with_other_settings_makes_no_trace(
     second = search(store, a_plan("second", **changes))
     assert made == []
     assert len(store.traces()) == 2
-    shared = second.predictions.by_configuration
-    assert shared == {key: one for key, one in first.predictions.by_configuration.items() if key in shared}
+    shared = acceptance(second.predictions)
+    assert shared == {key: rate for key, rate in acceptance(first.predictions).items() if key in shared}
     assert max(tokens for _, tokens in shared) == second.study.spec["space"]["num_speculative_tokens"]["max"]
 
 
@@ -131,8 +130,8 @@ def test_a_deeper_search_makes_the_trace_again_and_replaces_it(store: MemoryStor
     deep = search(store, a_plan("deeper", space=up_to(5)))
     assert made == ["light", "heavy"] * 2
     assert [one.depth for one in store.traces()] == [5, 5]
-    assert read_study(store, "first").predictions == shallow.predictions
-    assert read_study(store, "deeper").predictions == deep.predictions
+    for name, result in (("first", shallow), ("deeper", deep)):
+        assert acceptance(read_study(store, name).predictions) == acceptance(result.predictions)
 
 
 def test_a_draft_of_another_name_with_the_same_weights_uses_the_trace(store: MemoryStore, made: list[str]) -> None:
@@ -142,8 +141,7 @@ def test_a_draft_of_another_name_with_the_same_weights_uses_the_trace(store: Mem
     second = search(store, a_plan("second", space=renamed))
     assert made == []
     for tokens in (1, 6):
-        there = first.predictions.by_configuration["light", tokens].columns["acceptance_rate"]
-        assert second.predictions.by_configuration["renamed", tokens].columns["acceptance_rate"] == there
+        assert acceptance(second.predictions)["renamed", tokens] == acceptance(first.predictions)["light", tokens]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +184,8 @@ def test_where_a_trace_was_made_is_kept_with_it(store: MemoryStore) -> None:
         "target": "target",
         "workload": "numbers",
     }
+    assert "command" not in provenance
+    assert "models" not in provenance
 
 
 class StopError(Exception):
@@ -228,7 +228,7 @@ def test_a_search_killed_between_any_two_writes_goes_on_and_makes_no_kept_trace_
     assert sorted(made) == sorted(["light", "heavy", *traced_before])  # only what died before it was kept
     assert result.decision.verdict is whole_search.decision.verdict
     assert acceptance(result.predictions) == acceptance(whole_search.predictions)
-    assert read_study(store, "first").predictions == result.predictions
+    assert acceptance(read_study(store, "first").predictions) == acceptance(result.predictions)
 
 
 def with_traces_in_stages(store: MemoryStore) -> MemoryStore:
@@ -256,8 +256,8 @@ def test_traces_that_earlier_versions_kept_in_the_stages_are_still_used(store: M
     old = with_traces_in_stages(store)
     assert old.traces() == ()
     made.clear()
-    assert read_study(old, "first").predictions == before.predictions
-    assert search(old, a_plan()).predictions == before.predictions
+    assert acceptance(read_study(old, "first").predictions) == acceptance(before.predictions)
+    assert acceptance(search(old, a_plan()).predictions) == acceptance(before.predictions)
     assert made == []
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.support.observed import a_prompt
 from tuner.errors import TraceError
 from tuner.records import GREEDY, WORST_RANK, PromptTrace, Sampling, TargetOutput, Trace, TraceKind
-from tuner.speculation import Method
-from tuner.trace_keys import FORMAT_VERSION, Numerics, TraceKey, decisive, outputs_key
+from tuner.speculation import Method, Speculation
+from tuner.trace_keys import FORMAT_VERSION, Numerics, TraceKey, decisive, outputs_key, rule_of
 from tuner.traces import TraceRecord, cut_to, pack_trace, share_of_near_ties, unpack_trace
 
 WARM = Sampling(temperature=0.7, top_p=0.9, seed=3)
@@ -81,8 +81,8 @@ def test_equal_keys_are_equal_and_every_field_makes_another() -> None:
         {"sampling": WARM},
         {"max_model_len": 513},
         {"numerics": Numerics(engine="cpu", weight_format="int8", lossless=False)},
-        {"prompt_lookup_max": 4},
-        {"prompt_lookup_min": 2},
+        {"rule": {"prompt_lookup_max": 4}},
+        {"rule": {"prompt_lookup_max": 5}},
         {"source": "log"},
         {"format_version": FORMAT_VERSION + 1},
     ]
@@ -115,6 +115,13 @@ def test_numerics_are_those_that_the_engine_resolved(
 ) -> None:
     numerics = Numerics.of("cpu", environment, "auto")
     assert (numerics.weight_format, numerics.lossless) == expected
+
+
+def test_the_rule_is_every_setting_that_decides_what_is_proposed() -> None:
+    ngram = Speculation(method=Method.NGRAM, draft_name="a", drafted_tokens=3, prompt_lookup_max=4, prompt_lookup_min=2)
+    assert rule_of(ngram) == {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    assert rule_of(replace(ngram, draft_name="b", drafted_tokens=9)) == rule_of(ngram)
+    assert rule_of(Speculation(method=Method.EAGLE, draft_name="a", draft_model="/a", drafted_tokens=3)) == {}
 
 
 def test_at_temperature_0_the_seed_decides_nothing() -> None:
@@ -152,9 +159,11 @@ def test_other_prompts_caps_or_answers_are_other_outputs(other: list[TargetOutpu
     "trace", [a_trace(), LOGGED, NOTHING, a_trace(prompts=())], ids=["full", "log", "empty", "none"]
 )
 def test_a_trace_comes_back_exactly(trace: Trace) -> None:
-    unpacked = unpack_trace(pack_trace(trace, a_key(), {"study": "größe", "packages": {"torch": "2.13"}}), a_key())
+    key = a_key(rule={"prompt_lookup_max": 4, "min_token_prob": 0.1, "factor": 1.0})
+    unpacked = unpack_trace(pack_trace(trace, key, {"study": "größe", "packages": {"torch": "2.13"}}), key)
     assert unpacked.trace == trace
-    assert unpacked.key == a_key()
+    assert unpacked.key == key
+    assert unpacked.key.key == key.key
     assert unpacked.provenance == {"study": "größe", "packages": {"torch": "2.13"}}
 
 
