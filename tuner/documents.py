@@ -130,6 +130,9 @@ def speculation_document(speculation: Speculation) -> dict[str, Any]:
         "num_speculative_tokens": speculation.drafted_tokens,
         "prompt_lookup_max": speculation.prompt_lookup_max,
         "prompt_lookup_min": speculation.prompt_lookup_min,
+        "suffix_decoding_max_tree_depth": speculation.suffix_decoding_max_tree_depth,
+        "suffix_decoding_max_spec_factor": speculation.suffix_decoding_max_spec_factor,
+        "suffix_decoding_min_token_prob": speculation.suffix_decoding_min_token_prob,
     }
 
 

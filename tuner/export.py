@@ -164,6 +164,14 @@ def speculative_config(speculation: Speculation) -> dict[str, Any]:
             "prompt_lookup_max": speculation.prompt_lookup_max,
             "prompt_lookup_min": speculation.prompt_lookup_min,
         }
+    if speculation.method is Method.SUFFIX:
+        return settings | {
+            "suffix_decoding_max_tree_depth": speculation.suffix_decoding_max_tree_depth,
+            "suffix_decoding_max_spec_factor": speculation.suffix_decoding_max_spec_factor,
+            "suffix_decoding_min_token_prob": speculation.suffix_decoding_min_token_prob,
+            # Past responses were not looked up when this was measured; vLLM does so by default.
+            "suffix_decoding_max_cached_requests": 0,
+        }
     _refuse_own_format(speculation)
     return settings | {"model": speculation.draft_model}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,13 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tuner.errors import NotFoundError, SearchSpaceError
 from tuner.lookup import did_you_mean, find_file, shipped_names
+from tuner.proposers import LOOKUP_METHODS, PROMPT_LOOKUP_MAX, PROMPT_LOOKUP_MIN, SuffixRule
 from tuner.speculation import NO_SPECULATION, Method, Speculation, content_key
-from tuner.yaml_files import WholeNumber, read_yaml, validate
+from tuner.yaml_files import Number, WholeNumber, read_yaml, validate
 
 NO_DRAFT = NO_SPECULATION.draft_name
 DRAFT_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]*$"
-DEFAULT_PROMPT_LOOKUP_MAX = 4
-DEFAULT_PROMPT_LOOKUP_MIN = 2
+SETTINGS_OF = {
+    Method.NGRAM: ("prompt_lookup_max", "prompt_lookup_min"),
+    Method.SUFFIX: (
+        "suffix_decoding_max_tree_depth",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_min_token_prob",
+    ),
+}
+"""What only one method has."""
+
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -44,52 +54,73 @@ class Draft(BaseModel):
     name: str = Field(
         max_length=40, pattern=DRAFT_NAME_PATTERN, description="short stable id of lower-case letters, digits and '-'"
     )
-    method: Literal[Method.NGRAM, Method.DRAFT_MODEL, Method.EAGLE] = Field(
-        description="how tokens are proposed: ngram, draft_model or eagle"
+    method: Literal[Method.NGRAM, Method.SUFFIX, Method.DRAFT_MODEL, Method.EAGLE] = Field(
+        description="how tokens are proposed: ngram, suffix, draft_model or eagle"
     )
-    model: str | None = Field(None, min_length=1, description="name or folder of the draft's weights; none for ngram")
+    model: str | None = Field(
+        None, min_length=1, description="name or folder of the draft's weights; none for ngram and suffix"
+    )
     prompt_lookup_max: WholeNumber | None = Field(
         None, ge=1, le=32, description="longest n-gram looked up, 1 to 32 (ngram only)"
     )
     prompt_lookup_min: WholeNumber | None = Field(
         None, ge=1, le=32, description="shortest n-gram looked up, 1 to 32 (ngram only)"
     )
+    suffix_decoding_max_tree_depth: WholeNumber | None = Field(
+        None, ge=2, le=256, description="longest suffix looked up and its proposal together, 2 to 256 (suffix only)"
+    )
+    suffix_decoding_max_spec_factor: Number | None = Field(
+        None, gt=0, le=64, description="tokens proposed per token of the suffix, above 0, up to 64 (suffix only)"
+    )
+    suffix_decoding_min_token_prob: Number | None = Field(
+        None, ge=0, le=1, description="least estimated probability of a proposed token, 0 to 1 (suffix only)"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _explicit_lookup(cls, data: Any) -> Any:
-        """Write the n-gram defaults out, so that engines with other defaults try the same thing."""
-        if not isinstance(data, dict) or data.get("method") != Method.NGRAM:
+        """Write the defaults of lookups out, so that engines with other defaults try the same thing."""
+        if not isinstance(data, dict):
             return data
-        longest = data.get("prompt_lookup_max")
-        shortest = data.get("prompt_lookup_min")
-        if longest is None:
-            least = shortest if isinstance(shortest, int) else 1
-            longest = max(DEFAULT_PROMPT_LOOKUP_MAX, least)
-        if shortest is None:
-            most = longest if isinstance(longest, int | float) else 1
-            shortest = max(1, min(DEFAULT_PROMPT_LOOKUP_MIN, most))
-        return {**data, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
+        if data.get("method") == Method.SUFFIX:
+            return {**_SUFFIX_DEFAULTS, **{name: value for name, value in data.items() if value is not None}}
+        return _with_explicit_lengths(data) if data.get("method") == Method.NGRAM else data
 
     @model_validator(mode="after")
     def _fits_method(self) -> Self:
         if self.name == NO_DRAFT:
             raise ValueError(f"the name {NO_DRAFT!r} is reserved for no speculation, which is always tried")
-        if self.method is Method.NGRAM:
-            self._check_ngram()
-        elif self.model is None:
+        if self.method in LOOKUP_METHODS and self.model is not None:
+            raise ValueError(f"method {self.method} has no model, but model is {self.model!r}")
+        if self.method not in LOOKUP_METHODS and self.model is None:
             raise ValueError(f"method {self.method} needs a model: the name or folder of the draft's weights")
-        elif self.prompt_lookup_max is not None or self.prompt_lookup_min is not None:
-            raise ValueError(f"prompt_lookup_max and prompt_lookup_min belong to method ngram, not to {self.method}")
+        self._check_settings()
         return self
 
-    def _check_ngram(self) -> None:
-        if self.model is not None:
-            raise ValueError(f"method ngram has no model, but model is {self.model!r}")
+    def _check_settings(self) -> None:
+        for method, names in SETTINGS_OF.items():
+            if method is not self.method and any(getattr(self, name) is not None for name in names):
+                written = f"{', '.join(names[:-1])} and {names[-1]}"
+                raise ValueError(f"{written} belong to method {method}, not to {self.method}")
         if (self.prompt_lookup_min or 0) > (self.prompt_lookup_max or 0):
             raise ValueError(
                 f"prompt_lookup_min {self.prompt_lookup_min} is above prompt_lookup_max {self.prompt_lookup_max}"
             )
+
+
+_SUFFIX_DEFAULTS = {f"suffix_decoding_{name}": value for name, value in asdict(SuffixRule()).items()}
+
+
+def _with_explicit_lengths(data: dict[str, Any]) -> dict[str, Any]:
+    longest = data.get("prompt_lookup_max")
+    shortest = data.get("prompt_lookup_min")
+    if longest is None:
+        least = shortest if isinstance(shortest, int) else 1
+        longest = max(PROMPT_LOOKUP_MAX, least)
+    if shortest is None:
+        most = longest if isinstance(longest, int | float) else 1
+        shortest = max(1, min(PROMPT_LOOKUP_MIN, most))
+    return {**data, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
 
 
 class SearchSpace(BaseModel):
@@ -169,6 +200,9 @@ class SearchSpace(BaseModel):
             drafted_tokens=drafted_tokens,
             prompt_lookup_max=draft.prompt_lookup_max,
             prompt_lookup_min=draft.prompt_lookup_min,
+            suffix_decoding_max_tree_depth=draft.suffix_decoding_max_tree_depth,
+            suffix_decoding_max_spec_factor=draft.suffix_decoding_max_spec_factor,
+            suffix_decoding_min_token_prob=draft.suffix_decoding_min_token_prob,
         )
 
     def configurations(self) -> tuple[Speculation, ...]:
@@ -180,8 +214,9 @@ class SearchSpace(BaseModel):
         """The same space with only the drafts given on a command line.
 
         Args:
-            references: Each is the name of a draft of this space, ``ngram``, or a name or folder of weights. Weights
-                are a draft model unless their name says eagle; ``eagle:FOLDER`` or ``draft_model:FOLDER`` decides it.
+            references: Each is the name of a draft of this space, ``ngram``, ``suffix``, or a name or folder of
+                weights. Weights are a draft model unless their name says eagle; ``eagle:FOLDER`` or
+                ``draft_model:FOLDER`` decides it.
 
         Raises:
             SearchSpaceError: Nothing to try is left.
@@ -203,8 +238,8 @@ class SearchSpace(BaseModel):
 def _draft_from(reference: str, taken: set[str]) -> Draft:
     if reference == NO_DRAFT or not reference.strip():
         raise SearchSpaceError(f"{reference!r} is not a draft: no speculation is always tried", "name another draft")
-    if reference == Method.NGRAM:
-        return Draft(name=_free_name("ngram", taken), method=Method.NGRAM)
+    if reference in LOOKUP_METHODS:
+        return Draft.model_validate({"name": _free_name(reference, taken), "method": reference})
     prefix, separator, rest = reference.partition(":")
     if separator and prefix in {Method.EAGLE, Method.DRAFT_MODEL} and rest:
         method, model = Method(prefix), rest

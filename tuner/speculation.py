@@ -13,6 +13,7 @@ class Method(StrEnum):
 
     NONE = "none"
     NGRAM = "ngram"
+    SUFFIX = "suffix"
     DRAFT_MODEL = "draft_model"
     EAGLE = "eagle"
 
@@ -31,6 +32,9 @@ class Speculation:
         drafted_tokens: Tokens proposed per round, k.
         prompt_lookup_max: Longest n-gram looked up (n-gram only).
         prompt_lookup_min: Shortest n-gram looked up (n-gram only).
+        suffix_decoding_max_tree_depth: Longest pattern looked up and its proposal together (suffix only).
+        suffix_decoding_max_spec_factor: Tokens proposed per token of the pattern (suffix only).
+        suffix_decoding_min_token_prob: Least estimated probability of a proposed token (suffix only).
     """
 
     method: Method = Method.NONE
@@ -39,6 +43,9 @@ class Speculation:
     drafted_tokens: int = 0
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
 
     @property
     def is_baseline(self) -> bool:

@@ -57,6 +57,7 @@ class TestCpuEngine(EngineContract):
     def drafts(cls, folder: Path, target: Path) -> Mapping[str, Speculation]:
         return {
             "ngram": Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=1),
+            "suffix": Speculation(method=Method.SUFFIX, draft_name="suffix", drafted_tokens=1),
             "model": a_draft("model", write_perturbed(folder / "model", target, noise=0.1)),
             "shallow": a_draft("shallow", write_shallow(folder / "shallow", target)),
             "eagle": a_draft("eagle", write_eagle(folder / "eagle", target), Method.EAGLE),

@@ -155,6 +155,9 @@ def test_a_shown_space_lists_each_draft() -> None:
         "model": None,
         "prompt_lookup_max": 4,
         "prompt_lookup_min": 2,
+        "suffix_decoding_max_tree_depth": None,
+        "suffix_decoding_max_spec_factor": None,
+        "suffix_decoding_min_token_prob": None,
     }
 
 

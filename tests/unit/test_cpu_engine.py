@@ -18,7 +18,6 @@ from tuner.engines.cpu import engine as engine_module
 from tuner.engines.cpu import kernels
 from tuner.engines.cpu.engine import CpuEngine
 from tuner.engines.cpu.kernels import has_fbgemm
-from tuner.engines.cpu.limits import lookup_lengths
 from tuner.errors import (
     EngineError,
     EngineNotInstalledError,
@@ -27,10 +26,12 @@ from tuner.errors import (
     TokenizerMismatchError,
     UnsupportedConfigurationError,
 )
+from tuner.proposers import lookup_lengths
 from tuner.records import Arrival, Finished, Prompt
 from tuner.speculation import EngineConfig, Method, Speculation
 
 NGRAM = Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=3)
+SUFFIX = Speculation(method=Method.SUFFIX, draft_name="suffix", drafted_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,9 @@ def test_a_missing_torch_is_told_with_what_to_install(config: EngineConfig, monk
         ({"speculation": replace(NGRAM, drafted_tokens=17)}, "ngram k=17"),
         ({"speculation": replace(NGRAM, drafted_tokens=0)}, "ngram k=0"),
         ({"speculation": replace(NGRAM, prompt_lookup_min=5, prompt_lookup_max=4)}, "prompt_lookup_min 5"),
+        ({"speculation": replace(SUFFIX, suffix_decoding_max_tree_depth=1)}, "suffix_decoding_max_tree_depth 1"),
+        ({"speculation": replace(SUFFIX, suffix_decoding_max_spec_factor=0.0)}, "suffix_decoding_max_spec_factor 0"),
+        ({"speculation": replace(SUFFIX, suffix_decoding_min_token_prob=1.5)}, "suffix_decoding_min_token_prob 1.5"),
         ({"speculation": Speculation(method=Method.EAGLE, draft_name="e", drafted_tokens=2)}, "needs a draft_model"),
     ],
 )

@@ -25,7 +25,7 @@ from tuner.export import (
     vllm_settings,
     write_export,
 )
-from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation
+from tuner.speculation import NO_SPECULATION, EngineConfig, Method, Speculation
 
 TRIALS = (BASELINE, GOOD, BROKEN)
 
@@ -56,6 +56,26 @@ def test_ngram_has_both_bounds_written_out() -> None:
         "num_speculative_tokens": 4,
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
+    }
+
+
+def test_suffix_decoding_is_exported_without_the_past_responses_that_it_was_measured_without() -> None:
+    suffix = Speculation(
+        method=Method.SUFFIX,
+        draft_name="suffix",
+        drafted_tokens=8,
+        suffix_decoding_max_tree_depth=24,
+        suffix_decoding_max_spec_factor=2.0,
+        suffix_decoding_min_token_prob=0.1,
+    )
+    read = as_vllm_reads_it(vllm_export(vllm_settings(a_config(suffix))))
+    assert read["speculative-config"] == {
+        "method": "suffix",
+        "num_speculative_tokens": 8,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.1,
+        "suffix_decoding_max_cached_requests": 0,
     }
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tuner.speculation import NO_SPECULATION, Method, Speculation
 
 HEADER = "name: mine\ndescription: my space\nengine: cpu\n"
 NGRAM = "drafts:\n  - name: ngram\n    method: ngram\n"
+SUFFIX = "drafts:\n  - name: suffix\n    method: suffix\n"
 
 
 def a_space(folder: Path, text: str) -> SearchSpace:
@@ -87,6 +89,20 @@ def test_both_ngram_lengths_are_explicit_after_reading(tmp_path: Path, written: 
     assert (draft.prompt_lookup_max, draft.prompt_lookup_min) == expected
 
 
+def test_every_setting_of_suffix_decoding_is_explicit_after_reading(tmp_path: Path) -> None:
+    default = a_space(tmp_path, SUFFIX).speculation("suffix", 5)
+    assert default == Speculation(
+        method=Method.SUFFIX,
+        draft_name="suffix",
+        drafted_tokens=5,
+        suffix_decoding_max_tree_depth=24,
+        suffix_decoding_max_spec_factor=1.0,
+        suffix_decoding_min_token_prob=0.1,
+    )
+    given = a_space(tmp_path, SUFFIX + "    suffix_decoding_min_token_prob: 3e-1\n").speculation("suffix", 5)
+    assert given == replace(default, suffix_decoding_min_token_prob=0.3)
+
+
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
@@ -102,7 +118,7 @@ def test_both_ngram_lengths_are_explicit_after_reading(tmp_path: Path, written: 
         ),
         (
             NGRAM.replace("method: ngram", "method: ngrm"),
-            "my.yaml:6: drafts[0].method: should be 'ngram', 'draft_model' or 'eagle', found 'ngrm'",
+            "my.yaml:6: drafts[0].method: should be 'ngram', 'suffix', 'draft_model' or 'eagle', found 'ngrm'",
             "did you mean 'ngram'?",
         ),
         (NGRAM + "num_speculative_tokens: {min: 0}\n", "my.yaml:7: num_speculative_tokens.min: should be greater", ""),
@@ -119,6 +135,23 @@ def test_both_ngram_lengths_are_explicit_after_reading(tmp_path: Path, written: 
             "",
         ),
         (NGRAM + "    model: x\n", "my.yaml:5: drafts[0]: method ngram has no model, but model is 'x'", ""),
+        (SUFFIX + "    model: x\n", "my.yaml:5: drafts[0]: method suffix has no model, but model is 'x'", ""),
+        (
+            SUFFIX + "    prompt_lookup_max: 3\n",
+            "my.yaml:5: drafts[0]: prompt_lookup_max and prompt_lookup_min belong to method ngram, not to suffix",
+            "",
+        ),
+        (
+            NGRAM + "    suffix_decoding_min_token_prob: 0.5\n",
+            "my.yaml:5: drafts[0]: suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor and "
+            "suffix_decoding_min_token_prob belong to method suffix, not to ngram",
+            "",
+        ),
+        (
+            SUFFIX + "    suffix_decoding_max_tree_depth: 1\n",
+            "my.yaml:7: drafts[0].suffix_decoding_max_tree_depth: should be greater",
+            "",
+        ),
         (NGRAM.replace("method: ngram", "method: eagle"), "my.yaml:5: drafts[0]: method eagle needs a model", ""),
         (
             NGRAM.replace("method: ngram", "method: eagle\n    model: x\n    prompt_lookup_max: 3"),
@@ -173,6 +206,12 @@ def test_ngram_on_the_command_line_has_both_lengths() -> None:
 
     assert space.speculation("ngram", 1).prompt_lookup_max == 4
     assert space.speculation("ngram", 1).prompt_lookup_min == 2
+
+
+def test_suffix_on_the_command_line_has_all_its_settings() -> None:
+    (draft,) = read_search_space("cpu-default").with_drafts(["suffix"]).drafts
+
+    assert (draft.name, draft.method, draft.suffix_decoding_max_tree_depth) == ("suffix", Method.SUFFIX, 24)
 
 
 @pytest.mark.parametrize("reference", ["none", " "])

@@ -94,7 +94,7 @@ def _print_space(space: SearchSpace) -> None:
         f"engine {space.engine}, num_speculative_tokens {limits.min} to {limits.max}, "
         f"{len(space.configurations())} configurations, no speculation among them"
     )
-    table = Table("Draft", "Method", "Model or n-grams", box=None, pad_edge=False)
+    table = Table("Draft", "Method", "Model or what is looked up", box=None, pad_edge=False)
     for draft in space.drafts:
         table.add_row(draft.name, draft.method, _source(draft))
     console.print(table)
@@ -103,4 +103,6 @@ def _print_space(space: SearchSpace) -> None:
 def _source(draft: Draft) -> str:
     if draft.model is not None:
         return draft.model
+    if draft.suffix_decoding_max_tree_depth is not None:
+        return f"suffixes of the text so far, up to {draft.suffix_decoding_max_tree_depth} tokens with what follows"
     return f"{draft.prompt_lookup_min} to {draft.prompt_lookup_max} tokens of the text so far"

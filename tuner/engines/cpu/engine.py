@@ -15,12 +15,12 @@ from tuner.engines.cpu.limits import (
     MAX_NUM_SEQS,
     SHALLOW,
     WEIGHT_FORMATS,
-    lookup_lengths,
 )
 from tuner.engines.cpu.weights import Weights, check_tensors
 from tuner.errors import EngineNotInstalledError, ModelError, UnsupportedConfigurationError
 from tuner.models.config import ModelConfig, read_model_config
 from tuner.models.tokenizer import check_same_tokenizer
+from tuner.proposers import lookup_lengths, suffix_rule
 from tuner.speculation import EngineConfig, Method, Speculation, content_key
 
 
@@ -109,15 +109,26 @@ def _check_speculation(speculation: Speculation) -> None:
             f"{speculation.label}: the cpu engine drafts 1 to {MAX_DRAFTED_TOKENS} tokens in a round",
             f"set num_speculative_tokens to {MAX_DRAFTED_TOKENS} or less",
         )
+    _check_lookup(speculation)
+    if speculation.method in {Method.DRAFT_MODEL, Method.EAGLE} and speculation.draft_model is None:
+        raise UnsupportedConfigurationError(
+            f"{speculation.label}: method {speculation.method} needs a draft_model", "give the folder of its weights"
+        )
+
+
+def _check_lookup(speculation: Speculation) -> None:
     longest, shortest = lookup_lengths(speculation)
     if speculation.method is Method.NGRAM and not 1 <= shortest <= longest:
         raise UnsupportedConfigurationError(
             f"prompt_lookup_min {shortest} and prompt_lookup_max {longest} leave no n-gram to look up",
             "keep 1 <= prompt_lookup_min <= prompt_lookup_max",
         )
-    if speculation.method in {Method.DRAFT_MODEL, Method.EAGLE} and speculation.draft_model is None:
+    rule = suffix_rule(speculation)
+    if rule.max_tree_depth < 2 or rule.max_spec_factor <= 0 or not 0 <= rule.min_token_prob <= 1:
         raise UnsupportedConfigurationError(
-            f"{speculation.label}: method {speculation.method} needs a draft_model", "give the folder of its weights"
+            f"suffix_decoding_max_tree_depth {rule.max_tree_depth}, suffix_decoding_max_spec_factor "
+            f"{rule.max_spec_factor:g} and suffix_decoding_min_token_prob {rule.min_token_prob:g} propose nothing",
+            "use a depth of 2 or more, a factor above 0, and a probability of 0 to 1",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,7 @@ from tuner.engines.cpu.decode import Decoder
 from tuner.engines.cpu.drafters import Drafter, ModelDrafter, NoDrafter
 from tuner.engines.cpu.eagle import EagleDrafter
 from tuner.engines.cpu.kernels import Kernel, kernel_of
-from tuner.engines.cpu.limits import EAGLE, SHALLOW, lookup_lengths
+from tuner.engines.cpu.limits import EAGLE, SHALLOW
 from tuner.engines.cpu.loaded import LoadedCpuEngine
 from tuner.engines.cpu.lookup import LookupDrafter
 from tuner.engines.cpu.model import LanguageModel, open_model, output_matrix
@@ -22,7 +21,7 @@ from tuner.engines.cpu.weights import DRAFT_VOCABULARY, FUSE, Weights
 from tuner.errors import ModelError, OutOfDeviceMemoryError
 from tuner.models.config import read_model_config
 from tuner.models.tokenizer import ChatTokenizer
-from tuner.proposers import NgramIndex
+from tuner.proposers import LOOKUP_METHODS, proposer_maker
 from tuner.speculation import EngineConfig, Method
 
 FLOAT_BYTES = 4
@@ -74,8 +73,8 @@ def open_drafter(config: EngineConfig, target: LanguageModel, kernel: Kernel) ->
     speculation = config.speculation
     if speculation.method is Method.NONE:
         return NoDrafter()
-    if speculation.method is Method.NGRAM:
-        return LookupDrafter(partial(NgramIndex, *lookup_lengths(speculation)))
+    if speculation.method in LOOKUP_METHODS:
+        return LookupDrafter(proposer_maker(speculation))
     if speculation.draft_model is None:
         raise ModelError(f"{speculation.label} names no draft_model", "give the folder of the draft's weights")
     folder = Path(speculation.draft_model)
