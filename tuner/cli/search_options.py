@@ -16,7 +16,9 @@ Target = Annotated[
 ]
 Drafts = Annotated[
     list[str] | None,
-    typer.Option("--draft", metavar="DRAFT", help="Only this draft: of the space, ngram, suffix, or a model; repeatable."),
+    typer.Option(
+        "--draft", metavar="DRAFT", help="Only this draft: of the space, ngram, suffix, or a model; repeatable."
+    ),
 ]
 Prompts = Annotated[
     str | None,
