@@ -171,8 +171,14 @@ def _seconds_needed(pooled: PooledLoads, needed: int | None) -> float | None:
 # ── nothing to certify ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN) -> Decision:
-    """The verdict of a search in which no candidate beat the baseline, so that there is nothing to certify."""
+def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN, ruled_out: str | None = None) -> Decision:
+    """The verdict of a search in which no candidate beat the baseline, so that there is nothing to certify.
+
+    Args:
+        measured: No speculation among them.
+        margin: Smallest gain worth recommending.
+        ruled_out: Why no configuration with speculation was worth a measurement, where predictions say so.
+    """
     gains = [
         (gain, trial.speculation)
         for trial in measured
@@ -180,6 +186,9 @@ def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN) -> Deci
     ]
     if not gains:
         was_measured = any(not trial.speculation.is_baseline for trial in measured)
+        if ruled_out is not None and not was_measured:
+            sentence = f"Do not speculate: {ruled_out}."
+            return Decision(verdict=Verdict.DO_NOT_SPECULATE, sentence=sentence, margin=margin)
         reason = (
             "too few answers to compare any configuration with no speculation"
             if was_measured

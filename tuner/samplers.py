@@ -87,7 +87,7 @@ class ReplaySampler(BaseSampler):
         self._cost = cost or (lambda _key: 1.0)
         self._fallback = fallback or _make_tpe(space, seed)
         self._has_unpredicted = has_unpredicted
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self._keys = _keys_of(self._space)
 
     # ── what is believed ──────────────────────────────────────────────────────────────────────────────────────────
@@ -150,18 +150,21 @@ class ReplaySampler(BaseSampler):
         return dict(self._space)
 
     def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002 - it is always the sampler's own
     ) -> dict[str, Any]:
         """The configuration most worth its cost, or in its turn one that the fallback explores."""
         trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         worth, open_keys = self._worth_measuring(trials), self._open_keys(trials)
         unknown = [key for key in open_keys if self._is_untraced(key)] or (open_keys if self._has_unpredicted else [])
         if unknown and (not worth or self._is_turn_of_unknown(trials)):
-            chosen: Key | None = self._explored(study, trial, search_space, sorted(unknown))
+            chosen: Key | None = self._explored(study, trial, sorted(unknown))
         else:
             chosen = worth[0] if worth else self._nearest(trials, open_keys)
-        if chosen is None:
-            return self._fallback.sample_relative(study, trial, search_space)
+        if chosen is None:  # all were tried, and yet one is asked for: the fallback repeats some
+            return {}
         return {DRAFT: chosen[0], TOKENS: chosen[1]}
 
     def sample_independent(
@@ -188,19 +191,19 @@ class ReplaySampler(BaseSampler):
 
     def reseed_rng(self) -> None:
         """Start other random choices."""
-        self._rng = np.random.default_rng()
+        self._seed = int(np.random.default_rng().integers(2**32))
         self._fallback.reseed_rng()
 
-    def _explored(
-        self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution], unknown: Sequence[Key]
-    ) -> Key:
+    def _explored(self, study: optuna.Study, trial: FrozenTrial, unknown: Sequence[Key]) -> Key:
         """What the fallback suggests of these; one at random where it keeps suggesting others."""
+        space = self._fallback.infer_relative_search_space(study, trial)  # samplers rely on being asked this first
         for _ in range(FALLBACK_TRIES):
             suggested = self._fallback.sample_relative(study, trial, space)
             key = (suggested.get(DRAFT), suggested.get(TOKENS))
             if key in unknown:
                 return unknown[unknown.index(key)]
-        return unknown[int(self._rng.integers(len(unknown)))]
+        rng = np.random.default_rng([self._seed, trial.number])  # the same for whoever resumes the study
+        return unknown[int(rng.integers(len(unknown)))]
 
     def _is_turn_of_unknown(self, trials: Sequence[FrozenTrial]) -> bool:
         """Whether fewer untraced configurations than others were tried; every other one if some must be measured."""

@@ -422,6 +422,15 @@ def test_when_nothing_could_be_measured_the_verdict_is_open():
     assert "no configuration with speculation could be measured" in decision.sentence
 
 
+def test_when_predictions_rule_everything_out_the_verdict_is_not_to_speculate() -> None:
+    ruled_out = "no other configuration can be more than 1 % faster than no speculation (95 % sure)"
+    decision = no_winner([AnyTrial(NO_SPECULATION, {"speedup": 1.0})], ruled_out=ruled_out)
+    assert decision.verdict is Verdict.DO_NOT_SPECULATE
+    assert decision.sentence == f"Do not speculate: {ruled_out}."
+    slower = no_winner([AnyTrial(NO_SPECULATION, {"speedup": 1.0}), AnyTrial(EAGLE, {"speedup": 0.9})], 0.02, ruled_out)
+    assert "the best of 1 measured configurations, eagle k=3" in slower.sentence
+
+
 def test_when_too_little_was_answered_to_compare_the_verdict_says_so():
     decision = no_winner([AnyTrial(NO_SPECULATION, {"speedup": 1.0}), AnyTrial(EAGLE, {"speedup": None})])
     assert decision.verdict is Verdict.INCONCLUSIVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import optuna
@@ -15,17 +16,18 @@ from tests.support.simulated import SimulatedEngine, World
 from tuner.api import SearchOptions, run_search
 from tuner.decide import Verdict
 from tuner.dispatch import InlineDispatcher, StageStatus
-from tuner.driver import MAX_ATTEMPTS, Search, SearchResult
+from tuner.driver import Search, SearchResult
 from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
 from tuner.objective import DEFAULT_OBJECTIVES, parse_objectives
 from tuner.plan import SearchPlan
 from tuner.records import StageKind
-from tuner.samplers import make_sampler
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.settings import read_settings
 from tuner.speculation import NO_SPECULATION, Method
-from tuner.store import MemoryStore, TrialState, TrialStore
-from tuner.study import TrialLedger, distributions
+from tuner.stages import MAX_ATTEMPTS
+from tuner.stopping import Budget, Reason, StopKind
+from tuner.store import MemoryStore, StageRecord, TrialState, TrialStore
+from tuner.study import TrialLedger
 from tuner.trial import StageTask
 from tuner.workload import Workload
 
@@ -82,8 +84,7 @@ class Bench:
         self.dispatcher = InlineDispatcher()
 
     def ledger(self, plan: SearchPlan) -> TrialLedger:
-        sampler = make_sampler(plan.sampler, distributions(plan.space), plan.seed)
-        return TrialLedger.open(self.optuna_storage, plan.name, plan.space, plan.objectives, sampler)
+        return TrialLedger.open(self.optuna_storage, plan.name, plan.space, plan.objectives)
 
     def run(self, plan: SearchPlan) -> SearchResult:
         return Search(plan, self.store, self.ledger(plan), self.dispatcher).run()
@@ -116,11 +117,24 @@ def test_the_baseline_is_trial_0_and_its_speed_up_is_1(bench: Bench) -> None:
     assert result.baseline.metrics["speedup"] == 1.0
 
 
-def test_at_most_six_configurations_are_measured(bench: Bench) -> None:
+def test_the_search_ends_once_nothing_can_be_much_faster_than_the_best(bench: Bench) -> None:
     result = bench.run(a_plan())
+    assert [trial.speculation.label for trial in result.trials] == ["no speculation", "good k=5"]
+    assert result.stopped == Reason(
+        kind=StopKind.NOTHING_WORTH_IT,
+        text="no other configuration can be more than 1 % faster than good k=5 (95 % sure)",
+    )
+    assert result.study.conclusion is not None
+    assert result.study.conclusion["stopped"] == {"kind": "nothing_worth_it", "text": result.stopped.text}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_samplers_that_cannot_tell_when_to_stop_measure_six_configurations(bench: Bench, sampler: str) -> None:
+    result = bench.run(a_plan(sampler=sampler))
     measured = [trial for trial in result.trials if trial.duplicate_of is None]
     assert len(measured) == 6
     assert len({trial.speculation.key for trial in measured}) == 6
+    assert result.stopped.kind is StopKind.MAX_TRIALS
 
 
 def test_what_was_measured_agrees_with_what_was_predicted(bench: Bench) -> None:
@@ -136,27 +150,106 @@ def test_when_no_draft_pays_the_verdict_is_not_to_speculate(bench: Bench) -> Non
     assert result.decision.verdict is Verdict.DO_NOT_SPECULATE
     assert result.recommended is None
     assert result.certified is None
-
-
-def test_a_small_space_is_exhausted_and_the_search_ends(bench: Bench) -> None:
-    space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=2)})
-    result = bench.run(a_plan(space=space, max_trials=50))
-    measured = [trial for trial in result.trials if trial.duplicate_of is None]
-    assert {trial.speculation.key for trial in measured} == {one.key for one in space.configurations()}
-    assert [bench.world.loads.count(one.label) for one in space.configurations() if not one.is_baseline] != []
+    assert len(result.trials) == 1  # the bounds rule out everything else, so nothing else is measured
+    assert result.decision.sentence == (
+        "Do not speculate: no other configuration can be more than 1 % faster than no speculation (95 % sure)."
+    )
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "grid"])
-def test_every_sampler_exhausts_a_small_space(bench: Bench, sampler: str) -> None:
+def test_every_other_sampler_exhausts_a_small_space_and_the_search_ends(bench: Bench, sampler: str) -> None:
     space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=2)})
-    result = bench.run(a_plan(space=space, max_trials=50, sampler=sampler))
-    assert len({trial.speculation.key for trial in result.trials}) == 5
+    result = bench.run(a_plan(space=space, budget=Budget(max_trials=50), sampler=sampler))
+    assert {trial.speculation.key for trial in result.trials} == {one.key for one in space.configurations()}
+    assert result.stopped == Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
+
+
+def test_an_objective_that_can_only_be_measured_has_the_whole_space_tried(bench: Bench) -> None:
+    space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=2)})
+    objectives = parse_objectives(["e2e_ms", "memory"])
+    result = bench.run(a_plan(space=space, budget=Budget(max_trials=50), objectives=objectives))
+    assert {trial.speculation.key for trial in result.trials} == {one.key for one in space.configurations()}
+    assert result.stopped.kind is StopKind.ALL_TRIED
+
+
+# ── what a search may use ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_more_trials_go_on_with_an_ended_study(bench: Bench) -> None:
+    first = bench.run(a_plan(sampler="random", budget=Budget(max_trials=2)))
+    assert (len(first.trials), first.stopped.text) == (2, "2 configurations were tried, the limit is 2")
+    bench.world.loads.clear()
+    second = bench.run(a_plan(sampler="random", budget=Budget(max_trials=4)))
+    assert second.trials[:2] == first.trials
+    assert second.stopped == Reason(kind=StopKind.MAX_TRIALS, text="4 configurations were tried, the limit is 4")
+    assert first.trials[1].speculation.label not in bench.world.loads[:2]
+
+
+def test_fewer_trials_than_were_measured_measure_nothing_and_decide_again(bench: Bench) -> None:
+    first = bench.run(a_plan(sampler="random", budget=Budget(max_trials=4)))
+    bench.world.loads.clear()
+    second = bench.run(a_plan(sampler="random", budget=Budget(max_trials=2)))
+    assert second.trials == first.trials
+    assert bench.world.loads == []
+
+
+def test_a_smaller_epsilon_goes_on_with_an_ended_study(bench: Bench) -> None:
+    coarse = bench.run(a_plan(epsilon=0.9))
+    assert coarse.stopped.text == "no other configuration can be more than 90 % faster than no speculation (95 % sure)"
+    fine = bench.run(a_plan(epsilon=0.01))
+    assert fine.trials[0] == coarse.trials[0]
+    assert len(fine.trials) == 2
+
+
+def test_compiles_are_limited_as_trials_are(bench: Bench) -> None:
+    result = bench.run(a_plan(sampler="random", budget=Budget(max_trials=6, max_compiles=3)))
+    assert len(result.trials) == 3
+    assert result.stopped.text == "3 configurations were compiled, the limit is 3"
+
+
+def an_hour_a_stage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage that is stored from now on took an hour."""
+    save_stage = bench.store.save_stage
+
+    def save(stage: StageRecord) -> None:
+        hour = timedelta(hours=1)
+        save_stage(stage if stage.ended_at is None else replace(stage, ended_at=stage.started_at + hour))
+
+    monkeypatch.setattr(bench.store, "save_stage", save)
+
+
+def test_minutes_are_those_of_all_stages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_hour_a_stage(bench, monkeypatch)
+    # the baseline and two traces take three hours, and the first configuration makes it four
+    result = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
+    assert len(result.trials) == 2
+    assert result.stopped == Reason(kind=StopKind.MAX_MINUTES, text="240.0 minutes have passed, the limit is 240")
+
+
+def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_hour_a_stage(bench, monkeypatch)
+    plan = a_plan(sampler="random", budget=Budget(max_trials=9, max_minutes=300))
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "save_trial", stopping(bench.store.save_trial, 3))  # stopped after four hours
+        with pytest.raises(StopError):
+            bench.run(plan)
+    assert len([one for one in bench.store.stages("study") if one.ended_at is not None]) == 4
+    assert bench.run(plan).stopped.text == "300.0 minutes have passed, the limit is 300"
+    measured = [one for one in bench.store.stages("study") if one.kind is StageKind.MEASURE]
+    assert len(measured) == 2
+
+
+def test_cost_is_the_price_of_those_hours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_hour_a_stage(bench, monkeypatch)
+    result = bench.run(a_plan(sampler="random", budget=Budget(max_cost=6.5, price_per_hour=1.5)))
+    assert result.stopped == Reason(kind=StopKind.MAX_COST, text="7.50 have been spent, the limit is 6.5")
+    assert len(result.trials) == 3
 
 
 def test_a_configuration_that_cannot_run_is_told_once_with_a_penalty_and_its_reason(bench: Bench) -> None:
     bench.world.broken = frozenset({"good k=4"})
     space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=4)})
-    result = bench.run(a_plan(space=space, max_trials=50))
+    result = bench.run(a_plan(space=space, budget=Budget(max_trials=50)))
     first = next(trial for trial in result.trials if trial.speculation.label == "good k=4")
     assert first.state is TrialState.INFEASIBLE
     assert first.error_type == OutOfDeviceMemoryError.__name__
@@ -169,7 +262,7 @@ def test_a_configuration_that_cannot_run_is_told_once_with_a_penalty_and_its_rea
 
 def test_a_draft_that_cannot_be_traced_is_still_explored(bench: Bench) -> None:
     bench.world.broken = frozenset({"bad k=6"})
-    result = bench.run(a_plan(max_trials=13))
+    result = bench.run(a_plan(budget=Budget(max_trials=13)))
     assert "bad" in {trial.speculation.draft_name for trial in result.trials if trial.state is TrialState.COMPLETE}
 
 
@@ -321,11 +414,11 @@ def test_other_settings_under_the_same_name_change_nothing_in_optuna(
         monkeypatch.setattr("tuner.api.plan_search", lambda _options, _settings: plan)
         run_search(SearchOptions(workload="any", dispatch="inline"), settings=settings)
 
-    search(a_plan(max_trials=1))
+    search(a_plan(budget=Budget(max_trials=1)))
     before = optuna.load_study(study_name="study", storage=bench.optuna_storage)
     for objectives in (["ttft_ms"], ["ttft_ms", "memory"], ["output_tokens_per_s", "waste"]):
         with pytest.raises(StudyMismatchError, match="objectives: stored"):
-            search(a_plan(max_trials=1, objectives=parse_objectives(objectives)))
+            search(a_plan(budget=Budget(max_trials=1), objectives=parse_objectives(objectives)))
     after = optuna.load_study(study_name="study", storage=bench.optuna_storage)
     assert after.metric_names == before.metric_names == ["e2e_ms", "waste"]
     assert after.user_attrs == before.user_attrs
