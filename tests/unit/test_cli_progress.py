@@ -40,6 +40,7 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
         for task in (
             a_task(StageKind.BASELINE),
             a_task(StageKind.TRACE, EAGLE),
+            replace(a_task(StageKind.TRACE, EAGLE), outputs=()),
             a_task(StageKind.MEASURE, EAGLE),
             a_task(StageKind.CERTIFY, EAGLE),
         ):
@@ -52,6 +53,7 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
     assert written.err.splitlines() == [
         "measuring no speculation: 2 prompts",
         "replaying eagle along the outputs: 1 prompts",
+        "timing eagle",
         "measuring eagle k=3: 2 prompts",
         "certifying eagle k=3: 2 prompts",
         "trial 1, eagle k=3: 20.1 ms per output token, 1.15 times the speed of no speculation",

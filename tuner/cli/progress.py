@@ -25,7 +25,8 @@ STAGE_WORDS = {
     StageKind.MEASURE: "measuring {label}",
     StageKind.CERTIFY: "certifying {label}",
 }
-
+WORDS_WITHOUT_TRACING = "timing {draft}"
+"""Of a draft whose trace is in the database."""
 
 REDRAWS_PER_S = 2
 """Drawing takes time of the cores that are timed."""
@@ -55,7 +56,8 @@ class LineObserver:
 
     def stage_began(self, task: StageTask) -> Progress:
         """Say which stage runs, over how many prompts."""
-        self._say(f"{stage_words(task)}: {num_prompts(task)} prompts")
+        prompts = num_prompts(task)
+        self._say(f"{stage_words(task)}: {prompts} prompts" if prompts else stage_words(task))
         return lambda _done, _total: None
 
     def stage_ended(self, task: StageTask) -> None:
@@ -113,7 +115,9 @@ class BarObserver:
 def stage_words(task: StageTask) -> str:
     """What a stage does, for a person."""
     speculation = task.config.speculation
-    return STAGE_WORDS[task.kind].format(label=speculation.label, draft=speculation.draft_name)
+    is_traced = task.kind is StageKind.TRACE and not task.outputs
+    words = WORDS_WITHOUT_TRACING if is_traced else STAGE_WORDS[task.kind]
+    return words.format(label=speculation.label, draft=speculation.draft_name)
 
 
 def num_prompts(task: StageTask) -> int:
