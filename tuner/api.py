@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -58,7 +59,8 @@ class SearchOptions:
         objectives: Names; empty takes end-to-end latency and waste.
         name: Of the study; None makes one from the workload and the settings, so that the same command goes on.
         epsilon: Gain over the best measured configuration that is not worth another trial.
-        max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``.
+        max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``, and is no
+            limit where one of the next three is given.
         max_compiles: Most configurations compiled, likewise; None is no limit.
         max_minutes: Of stages before the final comparison; None is no limit.
         max_cost: Likewise, in the currency of ``price_per_hour``; None is no limit.
@@ -157,7 +159,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         target=options.target or settings.default_target,
         workload=_read_workload(options),
         space=_read_space(options),
-        max_trials=_max_trials(options),
+        max_trials=_most_configurations(options),
         settings=settings,
     )
     if not all(model.is_ready for model in description.models):
@@ -305,8 +307,17 @@ def _sampler_name(text: str) -> SamplerName:
     raise ConfigurationError(f"no sampler named {text!r}", did_you_mean(text, SAMPLER_NAMES))
 
 
-def _max_trials(options: SearchOptions) -> int:
-    return options.max_trials or (QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS)
+def _max_trials(options: SearchOptions) -> int | None:
+    if options.max_trials is not None:
+        return options.max_trials
+    if any(limit is not None for limit in (options.max_compiles, options.max_minutes, options.max_cost)):
+        return None
+    return QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS
+
+
+def _most_configurations(options: SearchOptions) -> int:
+    limits = (_max_trials(options), options.max_compiles)
+    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
 
 
 def _budget(options: SearchOptions) -> Budget:

@@ -229,6 +229,8 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
     tuner(
         *("search", "-w", "mine.yaml", "--target", "t", "--draft", "a", "--draft", "b", "--prompts", "p.jsonl"),
         *("--space", "s.yaml", "--quick", "--objective", "ttft_ms", "--sampler", "random", "--seed", "3"),
+        *("--epsilon", "0.05", "--max-compiles", "5", "--max-minutes", "90.5"),
+        *("--max-cost", "20", "--price-per-hour", "1.34"),
         *("--name", "n", "--trials", "9", "--margin", "0.1", "--threads", "1", "--weight-format", "fp32"),
         *("--storage", "sqlite://", "--stage-deadline", "60", "--ray-address", "auto", "--dispatch", "inline"),
     )
@@ -244,7 +246,12 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
         "sampler": "random",
         "seed": 3,
         "name": "n",
+        "epsilon": 0.05,
         "max_trials": 9,
+        "max_compiles": 5,
+        "max_minutes": 90.5,
+        "max_cost": 20.0,
+        "price_per_hour": 1.34,
         "margin": 0.1,
         "num_threads": 1,
         "weight_format": "fp32",

@@ -62,7 +62,7 @@ def test_the_help_of_a_search_names_every_sampler_and_objective(tuner: RunCli) -
 
 def test_every_option_of_a_search_is_documented(tuner: RunCli) -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    options = {word.strip(",") for word in tuner("search", "--help").stdout.split() if word.startswith("--")}
+    options = {word.strip(",.") for word in tuner("search", "--help").stdout.split() if word.startswith("--")}
     assert {option for option in options if f"`{option}" not in text} == {"--help"}
 
 

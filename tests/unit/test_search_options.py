@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.cli import RunCli, run_main
 from tests.support.tiny_models import write_model, write_perturbed
-from tuner.api import SearchOptions, search
+from tuner.api import SearchOptions, plan_search, search
 from tuner.errors import ConfigurationError
+from tuner.stopping import Budget
 
 MORE_THAN_THERE_ARE = str((os.cpu_count() or 1) + 1)
 
@@ -51,6 +52,16 @@ def project(tmp_path: Path) -> Path:
         ("--stage-deadline", "inf", "--stage-deadline is inf"),
         ("--stage-deadline", "0", "--stage-deadline is 0.0"),
         ("--margin", "nan", "--margin is nan"),
+        ("--epsilon", "-0.01", "--epsilon is -0.01"),
+        ("--epsilon", "1", "--epsilon is 1.0"),
+        ("--epsilon", "nan", "--epsilon is nan"),
+        ("--trials", "0", "--trials is 0"),
+        ("--max-compiles", "0", "--max-compiles is 0"),
+        ("--max-minutes", "0", "--max-minutes is 0.0"),
+        ("--max-minutes", "inf", "--max-minutes is inf"),
+        ("--max-cost", "nan", "--max-cost is nan"),
+        ("--max-cost", "5", "--max-cost needs a price"),
+        ("--price-per-hour", "-1", "--price-per-hour is -1.0"),
         ("--threads", "0", "--threads is 0"),
         ("--threads", MORE_THAN_THERE_ARE, f"--threads is {MORE_THAN_THERE_ARE}"),
         ("--target", "", "--target is empty"),
@@ -70,6 +81,35 @@ def test_an_option_that_cannot_be_meant_is_refused(
     assert said in ended.stderr
     assert "hint: " in ended.stderr
     assert not (tmp_path / "studies.sqlite").exists()
+
+
+@pytest.mark.usefixtures("tuner", "project")
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, Budget(max_trials=6)),
+        ({"quick": True}, Budget(max_trials=4)),
+        ({"max_trials": 9, "max_compiles": 12}, Budget(max_trials=9, max_compiles=12)),
+        ({"max_compiles": 12}, Budget(max_compiles=12)),
+        ({"max_minutes": 90.0, "quick": True}, Budget(max_minutes=90)),
+        ({"max_cost": 5.0, "price_per_hour": 1.34}, Budget(max_cost=5, price_per_hour=1.34)),
+        ({"price_per_hour": 1.34}, Budget(max_trials=6, price_per_hour=1.34)),
+    ],
+)
+def test_a_limit_that_is_given_replaces_the_default_number_of_trials(options: dict[str, Any], budget: Budget) -> None:
+    assert (
+        plan_search(SearchOptions(workload="mine.jsonl", target="./target", drafts=("ngram",), **options)).budget
+        == budget
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [((), 6), (("--max-compiles", "3"), 3), (("--max-minutes", "90"), 13), (("--trials", "99"), 13)],
+)
+def test_a_plan_counts_what_is_measured_at_most(tuner: RunCli, options: tuple[str, ...], count: int) -> None:
+    said = tuner("search", "-w", "code-gen", "--target", "acme/none", "--draft", "ngram", *options, "--plan")
+    assert f"code-gen: {count} of the 13 configurations of cpu-default" in said.stdout
 
 
 def test_an_address_of_another_ray_may_have_more_threads_than_this_machine(tuner: RunCli) -> None:

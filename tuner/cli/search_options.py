@@ -45,7 +45,11 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the sampler."
 Name = Annotated[str | None, typer.Option("--name", metavar="STUDY", help="Of the study; else made from the settings.")]
 Trials = Annotated[
     int | None,
-    typer.Option("--trials", metavar="N", help="Most configurations measured, the first is no speculation."),
+    typer.Option(
+        "--trials",
+        metavar="N",
+        help="Most configurations measured, the first is no speculation; else 6, or 4 with --quick.",
+    ),
 ]
 Epsilon = Annotated[
     float,
@@ -55,11 +59,14 @@ MaxCompiles = Annotated[
     int | None, typer.Option("--max-compiles", metavar="N", help="Most configurations compiled, the first among them.")
 ]
 MaxMinutes = Annotated[
-    float | None, typer.Option("--max-minutes", metavar="MIN", help="Of stages before the final comparison.")
+    float | None,
+    typer.Option("--max-minutes", metavar="MIN", help="Most minutes of measuring before the final comparison."),
 ]
-MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Likewise, at --price-per-hour.")]
+MaxCost = Annotated[
+    float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Most that these may cost, at --price-per-hour.")
+]
 PricePerHour = Annotated[
-    float | None, typer.Option("--price-per-hour", metavar="AMOUNT", help="Of the machines that the search holds.")
+    float | None, typer.Option("--price-per-hour", metavar="AMOUNT", help="What the machines of the search cost.")
 ]
 Margin = Annotated[float, typer.Option("--margin", metavar="SHARE", help="Smallest gain worth having; 0.02 is 2 %.")]
 Threads = Annotated[
