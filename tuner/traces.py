@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from tuner.errors import TraceError
 from tuner.records import PromptTrace, Sampling, Trace, TraceKind, from_json, to_json
 from tuner.trace_checks import MAKE_AGAIN, check_trace
-from tuner.trace_keys import FORMAT_VERSION, TraceKey, check_key
+from tuner.trace_keys import FORMAT_VERSION, TraceKey, check_key, decisive
 
 _FORMAT = "specdec-tuner acceptance trace"
 _MAX_UNPACKED_BYTES = 2 << 30
@@ -135,9 +135,10 @@ def pack_trace(trace: Trace, key: TraceKey, provenance: Mapping[str, Any]) -> by
     """The trace as a compressed npz, with all that ``unpack_trace`` needs to give it back exactly.
 
     Raises:
-        TraceError: It contradicts itself.
+        TraceError: It contradicts itself or the key.
     """
     check_trace(trace)
+    _check_sampling(trace, key)
     header = _Header(
         format=_FORMAT,
         key=key,
@@ -202,6 +203,7 @@ def unpack_trace(data: bytes, expected_key: TraceKey | None = None) -> UnpackedT
         prompts=tuple(_prompt(header.prompts[place], columns, place) for place in range(len(header.prompts))),
     )
     check_trace(trace)
+    _check_sampling(trace, header.key)
     if expected_key is not None:
         check_key(header.key, expected_key)
     return UnpackedTrace(trace=trace, key=header.key, provenance=header.provenance)
@@ -210,6 +212,12 @@ def unpack_trace(data: bytes, expected_key: TraceKey | None = None) -> UnpackedT
 def _prompt(header: _PromptHeader, columns: Mapping[str, list[tuple[Any, ...]]], place: int) -> PromptTrace:
     fields: dict[str, Any] = asdict(header) | {name: column[place] for name, column in columns.items()}
     return PromptTrace(**fields)
+
+
+def _check_sampling(trace: Trace, key: TraceKey) -> None:
+    """A greedy trace holds no probabilities, and would pass for a sampled one in which nothing is known."""
+    if decisive(trace.sampling) != key.sampling:
+        raise TraceError(f"the trace was made for {trace.sampling}, its key says {key.sampling}", MAKE_AGAIN)
 
 
 def _read_arrays(data: bytes) -> dict[str, NDArray[Any]]:

@@ -117,7 +117,7 @@ def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> Tr
                 f"engine {task.engine!r} cannot replay drafts", "measure configurations instead of predicting them"
             )
         steps = loaded.time_draft(task.timing.draft_lengths, task.timing.repeats)
-        trace = loaded.trace(task.outputs) if task.outputs else _trace_of_nothing(task)
+        trace = loaded.trace(task.outputs, task.sampling) if task.outputs else _trace_of_nothing(task)
         if progress is not None:
             progress(len(task.outputs), len(task.outputs))
         return TraceResult(trace=trace, draft_steps=steps)

@@ -19,7 +19,7 @@ from tuner.errors import StorageError, TraceError
 from tuner.objective import parse_objectives
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions
-from tuner.records import StageKind, Trace, TraceResult, from_json, to_json
+from tuner.records import Sampling, StageKind, Trace, TraceResult, from_json, to_json
 from tuner.reuse import transferred_traces, whole
 from tuner.search_space import Draft, DraftTokens
 from tuner.speculation import Method
@@ -44,9 +44,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     drafts: list[str] = []
     trace = Simulation.trace
 
-    def noted(engine: Simulation, outputs: Any) -> Trace:
+    def noted(engine: Simulation, *arguments: Any) -> Trace:
         drafts.append(engine._draft)
-        return trace(engine, outputs)
+        return trace(engine, *arguments)
 
     monkeypatch.setattr(Simulation, "trace", noted)
     return drafts
@@ -130,6 +130,15 @@ def test_a_second_study_comes_to_its_verdict_without_making_a_trace(store: Memor
     second = a_search(store, a_plan("second", margin=0.1, budget=Budget(max_trials=3))).run()
     assert made == []
     assert second.decision.verdict is first.decision.verdict is Verdict.RECOMMEND
+
+
+def test_a_sampled_workload_has_traces_of_its_own(store: MemoryStore, made: list[str]) -> None:
+    warm = Sampling(temperature=0.7, seed=3)
+    sampled = a_plan("sampled")
+    search(store, a_plan())
+    search(store, replace(sampled, workload=sampled.workload.model_copy(update={"sampling": warm})))
+    assert made == ["light", "heavy"] * 2
+    assert [one.header["key"]["sampling"]["temperature"] for one in store.traces()] == [0.0, 0.0, 0.7, 0.7]
 
 
 def test_the_draft_is_still_timed_in_the_second_study(store: MemoryStore, made: list[str]) -> None:
@@ -301,8 +310,8 @@ def test_a_draft_whose_trace_contradicts_itself_is_explored_without_predictions(
 ) -> None:
     trace = Simulation.trace
 
-    def boasting(engine: Simulation, outputs: Any) -> Trace:
-        made = trace(engine, outputs)
+    def boasting(engine: Simulation, *arguments: Any) -> Trace:
+        made = trace(engine, *arguments)
         if engine._draft != "heavy":
             return made
         return replace(made, prompts=tuple(replace(one, matched=(0, 99, *one.matched[2:])) for one in made.prompts))

@@ -31,7 +31,7 @@ def a_key(**changes: Any) -> TraceKey:
         method=Method.DRAFT_MODEL,
         draft="77aa",
         outputs="0d0d",
-        sampling=GREEDY,
+        sampling=WARM,
         max_model_len=512,
         numerics=Numerics(engine="cpu", weight_format="fp32", lossless=True),
     )
@@ -78,7 +78,7 @@ def test_equal_keys_are_equal_and_every_field_makes_another() -> None:
         {"method": Method.EAGLE},
         {"draft": None},
         {"outputs": "other"},
-        {"sampling": WARM},
+        {"sampling": GREEDY},
         {"max_model_len": 513},
         {"numerics": Numerics(engine="cpu", weight_format="int8", lossless=False)},
         {"rule": {"prompt_lookup_max": 4}},
@@ -239,9 +239,7 @@ def with_header(**changes: Any) -> bytes:
     with np.load(BytesIO(pack_trace(a_trace(), a_key(), {}))) as file:
         header = json.loads(file["header"].tobytes())
     for name, value in changes.items():
-        if name in header["key"]:
-            header["key"][name] = value
-        header[name] = value if name in header else None
+        (header if name in header else header["key"])[name] = value
     return repacked(header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8))
 
 
@@ -316,6 +314,7 @@ def test_another_npz_is_refused_and_what_is_missing_is_named() -> None:
         (with_header(format_version=FORMAT_VERSION + 1), f"version {FORMAT_VERSION + 1}, this program reads"),
         (with_header(format_version=None), "version None, this program reads"),
         (with_header(kind="guessed"), "not valid: kind:"),
+        (with_header(sampling={"temperature": 0.0}), "made for Sampling"),
         (with_header(draft_name=None), "not valid: draft_name:"),
         (with_header(max_drafted_tokens=-1), "depth is -1"),
         (with_header(prompts=[]), "proposed for 0 prompts"),
@@ -356,13 +355,18 @@ def test_a_trace_that_contradicts_itself_is_not_packed(trace: Trace, match: str)
         pack_trace(trace, a_key(), {})
 
 
+def test_a_greedy_trace_does_not_pass_for_a_sampled_one() -> None:
+    with pytest.raises(TraceError, match="made for Sampling"):
+        pack_trace(a_trace(sampling=GREEDY), a_key(sampling=WARM), {})
+
+
 @pytest.mark.parametrize(
     ("other", "line"),
     [
         (a_key(target="other"), r"target \(its config, tokenizer or weights\): expected 'other', found '4f1e'"),
         (a_key(draft="other"), r"draft \(its config or weights\): expected 'other', found '77aa'"),
         (a_key(outputs="other"), r"outputs \(prompts, caps or the target's answers\): expected 'other', found '0d0d'"),
-        (a_key(sampling=WARM), r"sampling\.temperature: expected 0\.7, found 0\.0"),
+        (a_key(sampling=GREEDY), r"sampling\.temperature: expected 0\.0, found 0\.7"),
         (a_key(method=Method.EAGLE), "method: expected 'eagle', found 'draft_model'"),
         (
             a_key(numerics=Numerics(engine="cpu", weight_format="int8", lossless=True)),
