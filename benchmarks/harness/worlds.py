@@ -1,184 +1,236 @@
-"""Simulated machines, targets and drafts whose truth is known: what a search costs, and what its choice loses.
+"""Simulated worlds in which the truth is known: what speculation gains there, and what the product says of it.
 
-A world has drafts with acceptance traces of regime-switching hits, a verify curve, draft costs, and for every
-configuration an error of its own. A search sees the replay of a sample of prompts; the truth is the population.
+A world's prompts are drawn from a population whose every member is known, so its true gain is a ratio of two sums.
+Certification is ``tuner.measure``'s on a simulated clock, the verdict is ``tuner.decide``'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from enum import StrEnum
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tuner.forecast import Candidate, Forecast, Key
-from tuner.records import PromptTrace, Trace, TraceKind
-from tuner.replay import ReplayedRounds, replay_all
-from tuner.step_times import Step, guessed_step_times
+from tuner.intervals import Interval, ratio_interval
+from tuner.measure import MeasureLimits, measure, measure_blocks
+from tuner.records import CertifyResult, Prompt
 
-Floats = NDArray[np.float64]
+from .population import Floats, PromptLaw, Prompts, Timing, round_cost_for
+from .simulated_machine import Answer, DriftingMachine, SimulatedLoad
+
+POPULATION = 10_000
+"""Prompts that a world draws from, with repetition, so that its truth is no estimate."""
+
+DRAFTS = ((0.45, 8.0), (0.6, 12.0), (0.75, 16.0), (0.85, 12.0))
+"""Mean acceptance over prompts, and concentration: single prompts spread around it as in real traces."""
 
 DRAFTED_TOKENS = range(1, 16)
-POPULATION, SAMPLE = 500, 200
-LONGEST_OUTPUT = 192
+MEDIAN_TOKENS, CAP = 60.0, 256
 
-DRAFT_COST = (0.03, 0.25)
-ROW_COST = (0.01, 0.05)
-HIT_RATE = (0.3, 0.9)
-CONFIGURATION_ERROR = 0.015
-TIMING_ERROR = 0.01
+ROUND_S = 0.02
+NOISE, HICCUP_SHARE = 0.03, 0.02
 
+SLOWDOWNS = (1.1, 1.3)
+"""How many times as long work takes in the second half of a measurement: from and to."""
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Family:
-    """How worlds are drawn.
+DRAFT_COSTS, ROW_COSTS = (0.03, 0.25), (0.01, 0.05)
+"""Of a drafted token and of a further verified row, over a plain round. Draft costs are uniform in the logarithm."""
 
-    Attributes:
-        kink: Least and most relative cost of crossing one width of the verify curve.
-        acceptance_shift: Relative change of hit rates on the engine that replay does not see.
-        drift: Most relative change of the machine's speed over ten evaluations, either way.
-    """
+LOOKUP_SHARE, LOOKUP_COST = 0.2, 0.002
+"""Of drafts that never hit those that are a lookup, which costs next to nothing."""
 
-    name: str
-    drafts: int = 4
-    kink: tuple[float, float] = (0.0, 0.0)
-    acceptance_shift: float = 0.0
-    drift: float = 0.0
+LARGEST_LOSS = 0.05
+
+SEARCH_PROMPTS = 24
+LOAD_ERROR = 0.02
+"""By which one load's speed differs from another's in a search, after correction by the anchor."""
 
 
-WELL_SPECIFIED = Family(name="well_specified")
-MISSPECIFIED = Family(name="misspecified", kink=(0.15, 0.30), acceptance_shift=-0.05, drift=0.05)
-LARGE = Family(name="large", drafts=18)
-FAMILIES = (WELL_SPECIFIED, MISSPECIFIED, LARGE)
+class Order(StrEnum):
+    """How baseline and candidate take turns."""
+
+    BLOCKS = "blocks"
+    """A few prompts at a time, where both engines fit beside each other."""
+    PASSES = "passes"
+    """Baseline, candidate twice, baseline, each over all prompts, where one engine fits."""
+    CANDIDATE_FIRST = "candidate_first"
+    """The candidate over all prompts, then the baseline: the wrong way, for comparison."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A draft at one k: what it does on every prompt there is, and what its rounds cost."""
+
+    drafted_tokens: int
+    population: Prompts
+    timing: Timing
+
+    @property
+    def true_gain(self) -> float:
+        """Σ latency without over Σ latency with the draft, over the whole population."""
+        return self.timing.gain(self.population)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One truth.
+    """What is true, and what a search made of it.
 
     Attributes:
-        speedups: True speed over no speculation, over the population.
-        latencies: What the search's prompts take under each configuration, without timing noise; 1 is a plain round
-            per output token.
-        forecast: What is known before anything but the baseline was measured.
-        drift_per_evaluation: Relative.
+        slowdown: How many times as long work takes in the end.
+        is_gradual: Whether the machine slows evenly over the second half, or at once in the middle.
+        searched: The candidate's gain as the search that chose it measured it; None where nothing was chosen.
     """
 
-    speedups: Mapping[Key, float]
-    latencies: Mapping[Key, float]
-    forecast: Forecast
-    drift_per_evaluation: float
-
-    @cached_property
-    def best_speedup(self) -> float:
-        """Of all configurations, no speculation among them."""
-        return max(1.0, *self.speedups.values())
-
-    def regret(self, key: Key | None) -> float:
-        """Share of the best speed that a choice gives away; None is no speculation."""
-        return 1 - self.true_speedup(key) / self.best_speedup
-
-    def true_speedup(self, key: Key | None) -> float:
-        """Of a configuration, or 1 for no speculation."""
-        return 1.0 if key is None else self.speedups[key]
-
-    def measured(self, key: Key, evaluation: int, rng: np.random.Generator) -> float:
-        """The latency as a search measures it as its nth evaluation."""
-        noise = rng.normal(0, TIMING_ERROR) + self.drift_per_evaluation * evaluation
-        return self.latencies[key] * math.exp(noise)
+    candidate: Configuration
+    slowdown: float
+    is_gradual: bool
+    searched: Interval | None = None
 
 
-def worlds(family: Family, count: int, seed: int = 0) -> Iterator[World]:
-    """So many worlds of a family, the same for the same seed."""
-    for index in range(count):
-        yield make_world(family, np.random.default_rng([seed, index, len(family.name)]))
+def draft_populations(seed: int) -> list[tuple[int, Prompts]]:
+    """Each draft at each k on the same prompts: k and what became of them."""
+    return [(law.drafted_tokens, law.draw(np.random.default_rng(seed), POPULATION)) for law in _laws()]
 
 
-def make_world(family: Family, rng: np.random.Generator) -> World:
-    """Draw one world."""
-    lengths = np.clip(rng.lognormal(4.3, 0.6, POPULATION), 8, LONGEST_OUTPUT).astype(np.int64)
-    row_ms = rng.uniform(*ROW_COST)
-    passes = np.exp(rng.uniform(*np.log(DRAFT_COST), family.drafts))
-    verify = _verify_curve(family, row_ms, rng)
-    baseline = float((lengths[:SAMPLE] - 1).sum())
-    speedups: dict[Key, float] = {}
-    latencies: dict[Key, float] = {}
-    candidates: list[Candidate] = []
-    for index in range(family.drafts):
-        name = f"draft-{index}"
-        hits = _hits(rng, lengths)
-        on_engine = hits & (rng.random(hits.shape) < 1 + family.acceptance_shift)
-        seen = replay_all(_trace(name, hits[:SAMPLE], lengths[:SAMPLE]), DRAFTED_TOKENS)
-        true = replay_all(_trace(name, on_engine, lengths), DRAFTED_TOKENS)
-        own = np.exp(rng.normal(0, CONFIGURATION_ERROR, len(DRAFTED_TOKENS)))
-        for tokens, before, after, error in zip(DRAFTED_TOKENS, seen, true, own, strict=True):
-            key = (name, tokens)
-            costs = (verify[: tokens + 1] + passes[index] * tokens) * error
-            by_prompt = after.rounds_by_drafted @ costs
-            speedups[key] = float((lengths - 1).sum() / by_prompt.sum())
-            latencies[key] = float(by_prompt[:SAMPLE].sum()) / baseline
-            candidates.append(_candidate(key, before, family.drafts, index, baseline))
-    step_times = guessed_step_times(ROW_COST, {f"draft-{index}": DRAFT_COST for index in range(family.drafts)})
-    return World(
-        speedups=speedups,
-        latencies=latencies,
-        forecast=Forecast(candidates=tuple(candidates), step_times=step_times, baseline_value=1.0),
-        drift_per_evaluation=rng.uniform(-family.drift, family.drift) / 10,
-    )
-
-
-def _verify_curve(family: Family, row: float, rng: np.random.Generator) -> Floats:
-    """Time of a pass by its drafted rows 0 … 15, with a kink from one width on."""
-    rows = np.arange(max(DRAFTED_TOKENS) + 1)
-    kink_at, height = rng.integers(2, len(rows)), rng.uniform(*family.kink)
-    curve: Floats = (1 + row * rows) * np.where(rows >= kink_at, 1 + height, 1.0)
-    return curve
-
-
-def _hits(rng: np.random.Generator, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a draft is right at each position: prompts differ, and each has easy and hard stretches."""
-    mean, concentration = rng.uniform(*HIT_RATE), rng.uniform(15, 40)
-    by_prompt = rng.beta(mean * concentration, (1 - mean) * concentration, len(lengths))
-    gap, stay = rng.uniform(0.05, 0.25), rng.uniform(0.85, 0.97)
-    hits = np.zeros((len(lengths), LONGEST_OUTPUT), dtype=np.bool_)
-    is_easy = rng.random(len(lengths)) < 0.5
-    for place in range(LONGEST_OUTPUT):
-        hits[:, place] = rng.random(len(lengths)) < by_prompt + np.where(is_easy, gap, -gap)
-        is_easy ^= rng.random(len(lengths)) > stay
-    return hits
-
-
-def _trace(name: str, hits: NDArray[np.bool_], lengths: NDArray[np.int64]) -> Trace:
-    runs = np.zeros((hits.shape[0], hits.shape[1] + 1), dtype=np.int64)
-    for place in range(hits.shape[1] - 1, -1, -1):
-        runs[:, place] = np.where(hits[:, place], runs[:, place + 1] + 1, 0)
-    left = lengths[:, None] - np.arange(runs.shape[1])
-    matched = np.clip(np.minimum(runs, left), 0, max(DRAFTED_TOKENS))
-    prompts = tuple(
-        PromptTrace(
-            prompt_id=str(index),
-            prompt_class="all",
-            max_output_tokens=2 * LONGEST_OUTPUT,  # answers stop by themselves, so proposals are never clipped
-            proposed=(max(DRAFTED_TOKENS),) * int(length),
-            matched=tuple(matched[index, :length].tolist()),
+def _laws() -> Iterator[PromptLaw]:
+    for (acceptance, concentration), drafted_tokens in product(DRAFTS, DRAFTED_TOKENS):
+        yield PromptLaw(
+            acceptance=acceptance,
+            concentration=concentration,
+            drafted_tokens=drafted_tokens,
+            median_tokens=MEDIAN_TOKENS,
+            cap=CAP,
         )
-        for index, length in enumerate(lengths)
+
+
+def with_gain(gain: float, drafted_tokens: int, population: Prompts) -> Configuration:
+    """A configuration whose rounds cost so much that its true gain is this, e.g. 1.05."""
+    timing = _timing(1.0)
+    timing = _timing(round_cost_for(gain, population, timing))
+    return Configuration(drafted_tokens=drafted_tokens, population=population, timing=timing)
+
+
+def _timing(round_cost: float, first_token_cost: float = 1.1) -> Timing:
+    return Timing(round_cost=round_cost, first_token_cost=first_token_cost, noise=NOISE, hiccup_share=HICCUP_SHARE)
+
+
+def never_hits(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
+    """Nothing that the draft proposes is right: every round emits one token, and costs more than a plain one."""
+    drafted_tokens, prompts = drafts[generator.integers(len(drafts))]
+    missed = Prompts(decoded=prompts.decoded, rounds=prompts.decoded, squares=prompts.decoded)
+    if generator.random() < LOOKUP_SHARE:
+        timing = _timing(1 + LOOKUP_COST, first_token_cost=1.0)
+    else:
+        draft_cost = math.exp(generator.uniform(*map(math.log, DRAFT_COSTS)))
+        timing = _timing(1 + drafted_tokens * (draft_cost + generator.uniform(*ROW_COSTS)))
+    return _drifting(generator, Configuration(drafted_tokens=drafted_tokens, population=missed, timing=timing))
+
+
+def loses(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
+    """The draft hits, and what it costs eats that up: the true gain lies between -5 and 0 %."""
+    drafted_tokens, prompts = drafts[generator.integers(len(drafts))]
+    return _drifting(generator, with_gain(1 - generator.uniform(0, LARGEST_LOSS), drafted_tokens, prompts))
+
+
+def best_of_sixty(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
+    """No configuration gains anything; the one that looked best on the search's prompts is the candidate."""
+    chosen = generator.integers(POPULATION, size=SEARCH_PROMPTS)
+    configurations = [with_gain(1.0, drafted_tokens, prompts) for drafted_tokens, prompts in drafts]
+    baseline = _search(generator, configurations[0].timing.plain(configurations[0].population[chosen]))
+    measured = [_search(generator, one.timing.speculated(one.population[chosen])) for one in configurations]
+    best = min(range(len(measured)), key=lambda number: measured[number].sum())
+    searched = ratio_interval(baseline, measured[best], int(generator.integers(2**31)))
+    return _drifting(generator, configurations[best], searched)
+
+
+def _search(generator: np.random.Generator, latencies: Floats) -> Floats:
+    """Latencies as one load of a search measures them."""
+    noises = _timing(1.0).noises(generator, len(latencies))
+    return latencies * noises * generator.lognormal(0.0, LOAD_ERROR)
+
+
+def gains_five_percent(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
+    """The draft of middling acceptance at k = 3 truly gains 5 %."""
+    return _drifting(generator, with_gain(1.05, *drafts[POWER_DRAFT]))
+
+
+POWER_DRAFT = 2 * len(DRAFTED_TOKENS) + 2
+"""The third draft at k = 3."""
+
+
+def _drifting(generator: np.random.Generator, candidate: Configuration, searched: Interval | None = None) -> World:
+    slowdown, is_gradual = float(generator.uniform(*SLOWDOWNS)), bool(generator.random() < 0.5)
+    return World(candidate=candidate, slowdown=slowdown, is_gradual=is_gradual, searched=searched)
+
+
+def spread(configuration: Configuration, generator: np.random.Generator) -> float:
+    """Coefficient of variation of the paired gain over the whole population, noise included."""
+    timing, prompts = configuration.timing, configuration.population
+    sides = [
+        side * timing.noises(generator, len(prompts)) for side in (timing.plain(prompts), timing.speculated(prompts))
+    ]
+    interval = ratio_interval(*sides, skewed=False)
+    assert interval is not None  # thousands of prompts
+    return interval.coefficient_of_variation
+
+
+def certify(world: World, generator: np.random.Generator, *, prompts: int, order: Order) -> CertifyResult:
+    """Measure both sides on prompts that no search has seen, as the product does where ``order`` is its own."""
+    candidate = world.candidate
+    chosen = candidate.population[generator.integers(POPULATION, size=prompts)]
+    timing = candidate.timing
+    passes = 2 if order is Order.PASSES else 1
+    work = passes * float(timing.plain(chosen).sum() + timing.speculated(chosen).sum())
+    machine = DriftingMachine(total_s=work * ROUND_S, slowdown=world.slowdown, is_gradual=world.is_gradual)
+    plain = SimulatedLoad(
+        machine=machine,
+        noises=_noises(timing, generator),
+        answers=_answers(chosen, chosen.decoded, timing.first_token, 1.0),
     )
-    return Trace(
-        draft_name=name, max_drafted_tokens=max(DRAFTED_TOKENS), prompts=prompts, kind=TraceKind.TEACHER_FORCED
+    speculating = SimulatedLoad(
+        machine=machine,
+        noises=_noises(timing, generator),
+        answers=_answers(chosen, chosen.rounds, timing.first_token * timing.first_token_cost, timing.round_cost),
+        drafted_tokens=candidate.drafted_tokens,
     )
+    return _take_turns(plain, speculating, order)
 
 
-def _candidate(key: Key, rounds: ReplayedRounds, drafts: int, index: int, baseline: float) -> Candidate:
-    """A configuration as sums of the guessed steps: rows beyond the first, and passes of its draft."""
-    weights = np.zeros(1 + drafts)
-    total = float(rounds.rounds.sum())
-    weights[0] = float(rounds.drafted.sum())
-    weights[1 + index] = total * key[1]
-    return Candidate(key=key, weights=weights, fixed_ms=total, unit=1 / baseline)
+def _answers(chosen: Prompts, rounds: Floats, first_token: float, round_cost: float) -> dict[str, Answer]:
+    pairs = zip(chosen.decoded.tolist(), rounds.tolist(), strict=True)
+    return {
+        _name(number): Answer(
+            output_tokens=int(decoded) + 1,
+            rounds=int(count),
+            first_s=first_token * ROUND_S,
+            decode_s=count * round_cost * ROUND_S,
+        )
+        for number, (decoded, count) in enumerate(pairs)
+    }
 
 
-__all__ = ["FAMILIES", "LARGE", "MISSPECIFIED", "WELL_SPECIFIED", "Family", "Step", "World", "make_world", "worlds"]
+def _name(number: int) -> str:
+    return f"prompt-{number}"
+
+
+def _noises(timing: Timing, generator: np.random.Generator) -> Iterator[float]:
+    while True:
+        yield from timing.noises(generator, 64).tolist()
+
+
+def _take_turns(plain: SimulatedLoad, speculating: SimulatedLoad, order: Order) -> CertifyResult:
+    names = list(plain.answers)
+    prompts = [Prompt(prompt_id=name, prompt_class="simulated", text=name) for name in names]
+    limits = MeasureLimits(max_output_tokens=CAP)
+    if order is Order.BLOCKS:
+        return measure_blocks(plain, speculating, prompts, limits)
+    if order is Order.CANDIDATE_FIRST:
+        candidate = measure(speculating, prompts, limits, name="candidate")
+        return CertifyResult(baseline=measure(plain, prompts, limits, name="baseline"), candidate=candidate, order="BA")
+    first = measure(plain, prompts, limits, name="baseline-first")
+    candidate = measure(speculating, prompts, limits, name="candidate", passes=2)
+    baseline = first + measure(plain, prompts, limits, name="baseline-last")
+    return CertifyResult(baseline=baseline, candidate=candidate, order="ABBA", loads=3)
