@@ -50,12 +50,13 @@ def shipped(name: str, method: Method) -> Speculation:
     return Speculation(method=method, draft_name=name, draft_model=str(folder), drafted_tokens=4)
 
 
-@pytest.mark.parametrize("name", ["ngram", "eagle", "shallow"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "eagle", "shallow"])
 def test_a_shipped_draft_changes_no_answer_and_is_replayed_exactly(
     config: EngineConfig, alone: dict[str, Answer], artifact_dir: str, name: str
 ) -> None:
     draft = {
         "ngram": lambda: Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=4),
+        "suffix": lambda: Speculation(method=Method.SUFFIX, draft_name="suffix", drafted_tokens=4),
         "eagle": lambda: shipped("eagle", Method.EAGLE),
         "shallow": lambda: shipped("shallow", Method.DRAFT_MODEL),
     }[name]()
