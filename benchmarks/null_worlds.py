@@ -20,7 +20,7 @@ import numpy as np
 from harness.machine import versions
 from harness.population import Prompts
 from harness.shares import share_with_limits
-from harness.worlds import (
+from harness.certified_worlds import (
     POWER_DRAFT,
     Order,
     World,
@@ -56,7 +56,7 @@ SIZES = (10, 16, 24, 60)
 ORDERS = (Order.BLOCKS, Order.PASSES)
 """Half of the worlds each: machines that hold both engines, and those that hold one."""
 
-WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 200, 60
+WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 120, 30
 
 POWER_GAIN, POWER = 1.05, 0.8
 ONE_SIDED_99 = 0.98
@@ -143,14 +143,15 @@ def careless_rules(judged: Sequence[Judged]) -> dict[str, float]:
     """Shares of worlds in which a simpler rule would have recommended the candidate.
 
     ``estimate_alone``: the certified gain exceeds the margin. ``candidate_first``: the product's verdict, had the
-    candidate run before the baseline. ``search_limit``: the product's limit on the prompts that chose the candidate,
-    which counts only where a search chose it.
+    candidate run before the baseline. Where a search chose the candidate, ``search_estimate`` and ``search_limit``:
+    its gain on the prompts that chose it, and the product's one-sided limit of that.
     """
     searched = [one.world.searched for one in judged if one.world.searched is not None]
     first = [one.candidate_first for one in judged if one.candidate_first is not None]
     hits = {
         "estimate_alone": [_pays(one.decision.speedup, "estimate") for one in judged],
         "candidate_first": [decision.recommends for decision in first],
+        "search_estimate": [_pays(interval, "estimate") for interval in searched],
         "search_limit": [_pays(interval, "one_sided_99_low") for interval in searched],
     }
     return {name: sum(found) / len(found) for name, found in hits.items() if found}
