@@ -38,10 +38,17 @@ MEDIAN_ERROR = 1.2533
 
 MAD_TO_SD = 1.4826
 
+LARGEST_ERROR = 1.0
+"""Relative sd of a timing; beyond it a step is as good as unknown, and far draws of its logarithm would overflow."""
+
 MOST_FITTING_STEPS = 50
 LARGEST_STEP = 1.0
 """In logarithms: a fit moves no step time by more than a factor of e at once."""
+MOST_HALVINGS = 20
 FITTED = 1e-9
+
+LEAST_STEP_MS = 1e-6
+"""The clock's resolution: looking a draft up may take less than it shows, and has a logarithm all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +102,14 @@ class StepTimes:
         """
         if not measured:
             return self
-        weights = np.array([one.weights for one in measured])
-        fixed = np.array([one.fixed_ms for one in measured])
-        target = np.log([one.total_ms for one in measured])
-        precision = np.array([1 / (one.error**2 + CONFIGURATION_ERROR**2) for one in measured])
-        before = np.linalg.inv(self.covariance)
-        theta = self.log_ms.copy()
+        fit = _Fit.of(self, measured)
+        theta = self.log_ms
         for _ in range(MOST_FITTING_STEPS):
-            totals = fixed + weights @ np.exp(theta)
-            if (totals <= 0).any():
-                raise MeasurementError("the timed steps contradict the measured configurations", "time them again")
-            slopes = weights * np.exp(theta) / totals[:, None]
-            curvature = before + (slopes.T * precision) @ slopes
-            pull = (slopes.T * precision) @ (target - np.log(totals)) - before @ (theta - self.log_ms)
-            step = np.clip(np.linalg.solve(curvature, pull), -LARGEST_STEP, LARGEST_STEP)
+            step = fit.step_from(theta)
             theta = theta + step
             if np.abs(step).max() < FITTED:
                 break
-        return replace(self, log_ms=theta, covariance=np.linalg.inv(curvature))
+        return replace(self, log_ms=theta, covariance=_inverse(fit.curvature(theta)))
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Random step times that agree with the beliefs: [count, steps], ms."""
@@ -129,6 +126,87 @@ class StepTimes:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """Gauss-Newton steps towards the logarithms of step times that explain beliefs and measurements best.
+
+    Attributes:
+        before: The beliefs' means.
+        before_precision: The inverse of their covariance.
+        weights: [measured, steps].
+        fixed: [measured], ms.
+        target: [measured], logarithms of the measured times.
+        precision: [measured], of those logarithms.
+    """
+
+    before: Floats
+    before_precision: Floats
+    weights: Floats
+    fixed: Floats
+    target: Floats
+    precision: Floats
+
+    @classmethod
+    def of(cls, beliefs: StepTimes, measured: Sequence[MeasuredTotal]) -> _Fit:
+        return cls(
+            before=beliefs.log_ms,
+            before_precision=_inverse(beliefs.covariance),
+            weights=np.array([one.weights for one in measured]),
+            fixed=np.array([one.fixed_ms for one in measured]),
+            target=np.log([one.total_ms for one in measured]),
+            precision=np.array([1 / (one.error**2 + CONFIGURATION_ERROR**2) for one in measured]),
+        )
+
+    def step_from(self, theta: Floats) -> Floats:
+        """The next step: halved until it explains more, which far from the beliefs a whole one may not; 0 at the end.
+
+        Raises:
+            MeasurementError: The step times themselves explain no positive total.
+        """
+        now = self._misfit(theta)
+        if not np.isfinite(now):
+            raise MeasurementError("the timed steps contradict the measured configurations", "time them again")
+        slopes = self._slopes(theta)
+        unexplained = self.target - np.log(self._totals(theta))
+        pull = (slopes.T * self.precision) @ unexplained - self.before_precision @ (theta - self.before)
+        step = np.clip(np.linalg.solve(self.curvature(theta), pull), -LARGEST_STEP, LARGEST_STEP)
+        for _ in range(MOST_HALVINGS):
+            if self._misfit(theta + step) <= now:
+                break
+            step = step / 2
+        else:
+            step = np.zeros_like(theta)
+        found: Floats = step
+        return found
+
+    def curvature(self, theta: Floats) -> Floats:
+        """Inverse of the covariance of the beliefs after the measurements."""
+        slopes = self._slopes(theta)
+        curved: Floats = self.before_precision + (slopes.T * self.precision) @ slopes
+        return curved
+
+    def _totals(self, theta: Floats) -> Floats:
+        totals: Floats = self.fixed + self.weights @ np.exp(theta)
+        return totals
+
+    def _slopes(self, theta: Floats) -> Floats:
+        slopes: Floats = self.weights * np.exp(theta) / self._totals(theta)[:, None]
+        return slopes
+
+    def _misfit(self, theta: Floats) -> float:
+        """Minus twice the logarithm of the posterior density; infinite where a total is not positive."""
+        totals = self._totals(theta)
+        if (totals <= 0).any():
+            return np.inf
+        moved = theta - self.before
+        return float(self.precision @ (self.target - np.log(totals)) ** 2 + moved @ self.before_precision @ moved)
+
+
+def _inverse(matrix: Floats) -> Floats:
+    inverse: Floats = np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+    return inverse
+
+
 def timed_step_times(verify: TimedSteps, drafts: Mapping[str, TimedSteps], scale: float = 1.0) -> StepTimes:
     """Beliefs from timed single steps: medians, their errors, and what the timings of one load share.
 
@@ -143,8 +221,8 @@ def timed_step_times(verify: TimedSteps, drafts: Mapping[str, TimedSteps], scale
     blocks = [(Step("verify", "", size), verify, size, VERIFY_BIAS) for size in sorted(verify.seconds)]
     for name, timed in drafts.items():
         blocks += [(Step("draft", name, size), timed, size, DRAFT_BIAS) for size in sorted(timed.seconds)]
-    medians = np.array([median_ms(timed, size) for _, timed, size, _ in blocks])
-    own = np.diag((medians[:, 1] / medians[:, 0]) ** 2 + LOAD_ERROR**2 / 10)
+    medians = np.maximum([median_ms(timed, size) for _, timed, size, _ in blocks], [LEAST_STEP_MS, 0.0])
+    own = np.diag(np.minimum(medians[:, 1] / medians[:, 0], LARGEST_ERROR) ** 2 + LOAD_ERROR**2 / 10)
     groups = [(step.kind, step.draft_name) for step, *_ in blocks]
     shared = np.array([[one == other for other in groups] for one in groups], dtype=np.float64)
     bias = np.array([math.hypot(bias, LOAD_ERROR) for *_, bias in blocks])
@@ -182,7 +260,7 @@ def guessed_step_times(row: tuple[float, float], passes: Mapping[str, tuple[floa
     """
     ranges = {Step("row", "", 1): row, **{Step("pass", name, 1): limits for name, limits in passes.items()}}
     for step, (low, high) in ranges.items():
-        if not 0 < low <= high:
+        if not 0 < low <= high < math.inf:
             raise MeasurementError(
                 f"the limits of step {step.kind} {step.draft_name!r} are {low} and {high} ms",
                 "give two positive limits, the lower one first",
