@@ -221,7 +221,7 @@ class Forecast:
 
     def _log_totals(self, beliefs: StepTimes) -> Floats:
         drawn = beliefs.draws(DRAWS, np.random.default_rng(0))
-        weights = np.array([one.weights for one in self.candidates]).reshape(len(self.candidates), -1)
+        weights = np.array([one.weights for one in self.candidates]).reshape(len(self.candidates), drawn.shape[1])
         fixed = np.array([one.fixed_ms for one in self.candidates])
         totals = np.maximum(fixed + drawn @ weights.T, np.finfo(np.float64).tiny)
         logs: Floats = np.log(totals)
