@@ -22,6 +22,9 @@ from tuner.records import CertifyResult, Measurement
 LEAST_LOAD_SD = 0.01
 """Relative sd of a gain from load to load, taken where fewer is seen: two loads that happen to agree prove little."""
 
+ONE_AT_A_TIME = 3
+"""Loads of a certification in whole passes: the baseline, the candidate, the baseline again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PooledLoads:
@@ -54,6 +57,9 @@ def pool_loads(loads: Sequence[CertifyResult], left_out: Collection[str] = (), s
     0.5–2 %, two to five loads of 60 prompts were seen to cover 95–100 % with the 95 % interval, and 99–100 % with the
     one-sided 99 % limit; the higher, the less of the error lies between prompts.
 
+    Where one engine fits at a time, the limits move outwards by what the machine's drift from pass to pass could have
+    added to the gain.
+
     Args:
         loads: Of the same candidate on the same prompts; at least one.
         left_out: Prompts that count for neither side.
@@ -67,6 +73,8 @@ def pool_loads(loads: Sequence[CertifyResult], left_out: Collection[str] = (), s
     speedup = over_prompts
     if over_prompts is not None and error is not None:
         speedup = _widened(over_prompts, error, len(loads))
+    if speedup is not None:
+        speedup = _moved_outwards(speedup, float(np.mean([_drift_bias(load, left_out) for load in loads])))
     return PooledLoads(baseline=baseline, candidate=candidate, pairs=pairs, speedup=speedup, load_error=error)
 
 
@@ -101,4 +109,37 @@ def _widened(interval: Interval, load_error: float, loads: int) -> Interval:
         low=limit("low", 0.025),
         high=limit("high", 0.025),
         one_sided_99_low=limit("one_sided_99_low", 0.01),
+    )
+
+
+def _drift_bias(load: CertifyResult, left_out: Collection[str]) -> float:
+    """Most that a drifting machine can have added to the logarithm of a gain, or taken from it.
+
+    Blocks of a few prompts leave no time to drift. Whole passes A B B A cancel a drift that is linear in time, and no
+    other: a machine that slows during the last two passes only makes the candidate look faster. Let a be the last A
+    over the first, b the second B over the first. While the machine only slows, or only speeds up, the first B ran as
+    fast as the first A at one extreme, and the last A as fast as the second B at the other.
+    """
+    if load.loads != ONE_AT_A_TIME:
+        return 0.0
+    outer, inner = (_change(side, left_out) for side in (load.baseline, load.candidate))
+    sums = (1 + outer, 1 + inner), (outer / inner + outer, 1 + outer)
+    return max(abs(math.log(one / other)) for one, other in sums)
+
+
+def _change(side: Measurement, left_out: Collection[str]) -> float:
+    """The second pass's latencies over the first's; 1 where no prompt completed both."""
+    middle = len(side.requests) // 2
+    first, second = (replace(side, requests=part) for part in (side.requests[:middle], side.requests[middle:]))
+    same = paired(first, second, left_out=left_out)
+    return float(same.candidate.sum() / same.baseline.sum()) if same.prompt_ids else 1.0
+
+
+def _moved_outwards(interval: Interval, bias: float) -> Interval:
+    factor = math.exp(bias)
+    return replace(
+        interval,
+        low=interval.low / factor,
+        high=interval.high * factor,
+        one_sided_99_low=interval.one_sided_99_low / factor,
     )

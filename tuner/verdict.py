@@ -18,7 +18,7 @@ MOST_TIES_NAMED = 4
 ONE_LOAD = "one load per side: variation from load to load is not in the interval"
 ONE_AT_A_TIME = (
     "one configuration fits at a time: no speculation, the candidate twice, no speculation, one load after another; "
-    "variation from load to load is not in the interval"
+    "the interval holds what the machine's drift between them may have added, but not variation from load to load"
 )
 
 

@@ -94,3 +94,33 @@ def test_what_one_pass_does_not_know_the_sum_does_not_know():
     both = a_measurement(timed("a", 1.0), counters=Counters(rounds=3), peak_memory_bytes=5) + a_measurement()
     assert both.counters is None
     assert both.peak_memory_bytes is None
+
+
+# ── whole passes, where one engine fits at a time ─────────────────────────────────────────────────────────────
+
+
+def in_passes(slowness: tuple[float, float, float, float]) -> CertifyResult:
+    """The same engine on both sides, in passes A B B A on a machine that takes so many times as long in each."""
+    a1, b1, b2, a2 = ([timed(f"p{n}", s * factor) for n, s in enumerate(LENGTHS)] for factor in slowness)
+    return CertifyResult(baseline=a_measurement(*a1, *a2), candidate=a_measurement(*b1, *b2), order="ABBA", loads=3)
+
+
+def test_a_steady_machine_leaves_the_limits_of_passes_where_they_are():
+    assert pool_loads([in_passes((1.0, 1.0, 1.0, 1.0))]).speedup.low == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "slowness",
+    [(1.0, 1.0, 1.075, 1.225), (1.0, 1.2, 1.2, 1.2), (1.0, 1.0, 1.0, 1.3), (1.3, 1.1, 1.0, 1.0)],
+)
+def test_no_drift_in_one_direction_makes_a_gain_of_passes(slowness):
+    speedup = pool_loads([in_passes(slowness)]).speedup
+    assert speedup.estimate != pytest.approx(1, abs=0.02)
+    assert speedup.one_sided_99_low <= 1 + 1e-9
+    assert speedup.high >= 1 - 1e-9
+
+
+def test_blocks_of_a_few_prompts_are_not_held_to_drift():
+    drifted = in_passes((1.0, 1.0, 1.0, 1.3))
+    blocks = CertifyResult(baseline=drifted.baseline, candidate=drifted.candidate, order="ABBA")
+    assert pool_loads([blocks]).speedup.low > 1.1
