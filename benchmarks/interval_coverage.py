@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from harness.machine import versions
-from harness.population import Floats, PromptLaw, Prompts, Timing
+from harness.population import Floats, PromptLaw, Prompts, Timing, half_width_over_rounds
 from harness.shares import share_with_limits
 from rich.console import Console
 from rich.progress import track
@@ -31,8 +31,6 @@ SIZES = (60, 15, 30, 150)
 DATA_SETS, QUICK_DATA_SETS = 2000, 1000
 POPULATION, QUICK_POPULATION = 2_000_000, 500_000
 """The truth is the ratio over so many prompts: its own error is a hundredth of the narrowest interval's width."""
-
-NORMAL_975 = 1.959964
 
 LAWS: Mapping[str, PromptLaw] = {
     "typical": PromptLaw(acceptance=0.65, concentration=12, drafted_tokens=5),
@@ -74,17 +72,6 @@ QUANTITIES = (
 )
 
 
-def naive_half_width(prompts: Prompts) -> float:
-    """The wrong way, on the logarithm's scale: every round an independent draw of how many tokens it emits.
-
-    A ratio of latencies inherits it, since rounds are all that differs between its sides.
-    """
-    rounds = prompts.rounds.sum()
-    mean = prompts.decoded.sum() / rounds
-    variance = prompts.squares.sum() / rounds - mean**2
-    return float(NORMAL_975 * math.sqrt(variance / rounds) / mean)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """What one interval was worth.
@@ -106,7 +93,7 @@ def score(drawn: Prompts, quantity: Quantity, generator: np.random.Generator, tr
     return Score(
         interval=ratio_interval(numerators, denominators, int(generator.integers(2**31))),
         truth=truth,
-        naive_covers=abs(math.log(estimate / truth)) <= naive_half_width(drawn),
+        naive_covers=abs(math.log(estimate / truth)) <= half_width_over_rounds(drawn),
     )
 
 

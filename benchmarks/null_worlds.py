@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from harness.machine import versions
-from harness.population import Prompts
-from harness.shares import share_with_limits
 from harness.certified_worlds import (
     POWER_DRAFT,
+    POWER_GAIN,
     Order,
     World,
     best_of_sixty,
@@ -33,6 +31,9 @@ from harness.certified_worlds import (
     spread,
     with_gain,
 )
+from harness.machine import versions
+from harness.population import Prompts
+from harness.shares import share_with_limits
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -50,15 +51,15 @@ NULL_FAMILIES: Mapping[str, MakeWorld] = {
     "best_of_sixty": best_of_sixty,
 }
 
-SIZES = (10, 16, 24, 60)
-"""Prompts to certify with, a quarter of the worlds each: the shipped workloads' quick and full samples, and more."""
+SIZES = (10, 16, 24, 60, 240)
+"""Prompts to certify with, a fifth of the worlds each: the shipped workloads' quick and full samples, and more."""
 
 ORDERS = (Order.BLOCKS, Order.PASSES)
 """Half of the worlds each: machines that hold both engines, and those that hold one."""
 
-WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 120, 30
+WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 100, 30
 
-POWER_GAIN, POWER = 1.05, 0.8
+POWER = 0.8
 ONE_SIDED_99 = 0.98
 """As the confidence of a two-sided interval."""
 

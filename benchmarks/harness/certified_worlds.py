@@ -43,6 +43,10 @@ LOOKUP_SHARE, LOOKUP_COST = 0.2, 0.002
 """Of drafts that never hit those that are a lookup, which costs next to nothing."""
 
 LARGEST_LOSS = 0.05
+POWER_GAIN = 1.05
+
+POWER_DRAFT = 2 * len(DRAFTED_TOKENS) + 2
+"""The third draft at k = 3."""
 
 SEARCH_PROMPTS = 24
 LOAD_ERROR = 0.02
@@ -90,9 +94,9 @@ class World:
     searched: Interval | None = None
 
 
-def draft_populations(seed: int) -> list[tuple[int, Prompts]]:
+def draft_populations(seed: int, count: int = POPULATION) -> list[tuple[int, Prompts]]:
     """Each draft at each k on the same prompts: k and what became of them."""
-    return [(law.drafted_tokens, law.draw(np.random.default_rng(seed), POPULATION)) for law in _laws()]
+    return [(law.drafted_tokens, law.draw(np.random.default_rng(seed), count)) for law in _laws()]
 
 
 def _laws() -> Iterator[PromptLaw]:
@@ -108,8 +112,7 @@ def _laws() -> Iterator[PromptLaw]:
 
 def with_gain(gain: float, drafted_tokens: int, population: Prompts) -> Configuration:
     """A configuration whose rounds cost so much that its true gain is this, e.g. 1.05."""
-    timing = _timing(1.0)
-    timing = _timing(round_cost_for(gain, population, timing))
+    timing = _timing(round_cost_for(gain, population, _timing(1.0)))
     return Configuration(drafted_tokens=drafted_tokens, population=population, timing=timing)
 
 
@@ -137,7 +140,7 @@ def loses(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]])
 
 def best_of_sixty(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
     """No configuration gains anything; the one that looked best on the search's prompts is the candidate."""
-    chosen = generator.integers(POPULATION, size=SEARCH_PROMPTS)
+    chosen = generator.integers(len(drafts[0][1]), size=SEARCH_PROMPTS)
     configurations = [with_gain(1.0, drafted_tokens, prompts) for drafted_tokens, prompts in drafts]
     baseline = _search(generator, configurations[0].timing.plain(configurations[0].population[chosen]))
     measured = [_search(generator, one.timing.speculated(one.population[chosen])) for one in configurations]
@@ -154,11 +157,7 @@ def _search(generator: np.random.Generator, latencies: Floats) -> Floats:
 
 def gains_five_percent(generator: np.random.Generator, drafts: Sequence[tuple[int, Prompts]]) -> World:
     """The draft of middling acceptance at k = 3 truly gains 5 %."""
-    return _drifting(generator, with_gain(1.05, *drafts[POWER_DRAFT]))
-
-
-POWER_DRAFT = 2 * len(DRAFTED_TOKENS) + 2
-"""The third draft at k = 3."""
+    return _drifting(generator, with_gain(POWER_GAIN, *drafts[POWER_DRAFT]))
 
 
 def _drifting(generator: np.random.Generator, candidate: Configuration, searched: Interval | None = None) -> World:
@@ -180,7 +179,7 @@ def spread(configuration: Configuration, generator: np.random.Generator) -> floa
 def certify(world: World, generator: np.random.Generator, *, prompts: int, order: Order) -> CertifyResult:
     """Measure both sides on prompts that no search has seen, as the product does where ``order`` is its own."""
     candidate = world.candidate
-    chosen = candidate.population[generator.integers(POPULATION, size=prompts)]
+    chosen = candidate.population[generator.integers(len(candidate.population), size=prompts)]
     timing = candidate.timing
     passes = 2 if order is Order.PASSES else 1
     work = passes * float(timing.plain(chosen).sum() + timing.speculated(chosen).sum())

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+NORMAL_975 = 1.959964
+"""Quantile of the normal distribution."""
+
 FEWEST_TOKENS = 2
 """An answer of one token has no round, and says nothing of a draft."""
 
@@ -83,6 +86,17 @@ def walk(
         left = left - emitted
         places, left = places[left > 0], left[left > 0]
     return rounds, squares
+
+
+def half_width_over_rounds(prompts: Prompts) -> float:
+    """The wrong way to a 95 % interval of τ: every round an independent draw of how many tokens it emits.
+
+    On the logarithm's scale. A ratio of latencies inherits it, since rounds are all that differs between its sides.
+    """
+    rounds = prompts.rounds.sum()
+    mean = prompts.decoded.sum() / rounds
+    variance = prompts.squares.sum() / rounds - mean**2
+    return float(NORMAL_975 * np.sqrt(variance / rounds) / mean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
