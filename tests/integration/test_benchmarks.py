@@ -89,3 +89,45 @@ def test_without_transformers_it_says_what_to_install() -> None:
         "error: this benchmark needs the package 'transformers', which is not installed\n"
         "hint: pip install -e '.[cpu]' --group bench\n"
     )
+
+
+# ── simulated worlds ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def quick_run(name: str) -> dict[str, Any]:
+    """The JSON object that a benchmark without a model ends with."""
+    command = [sys.executable, str(ROOT / "benchmarks" / name), "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    found = quick_run("interval_coverage.py")
+    cells = [cell for law in found["laws"] for cell in law["cells"]]
+
+    assert {(cell["prompts"], cell["quantity"]) for cell in cells} == {
+        (size, name) for size in (15, 30, 60, 150) for name in ("mean_acceptance_length", "latency_ratio")
+    }
+    assert all(0.92 <= cell["coverage"]["share"] <= 0.965 for cell in cells)
+    assert all(cell["one_sided_99_coverage"]["share"] >= 0.975 for cell in cells)
+    assert all(cell["naive_coverage"]["share"] < 0.5 for cell in cells)
+    assert found["coverage"] == cells[0]["coverage"]["hits"] / found["data_sets"]
+    assert found["naive_coverage"] == cells[0]["naive_coverage"]["share"]
+
+
+@pytest.mark.slow
+def test_worlds_without_a_gain_are_not_recommended_and_those_with_one_are() -> None:
+    found = quick_run("null_worlds.py")
+
+    assert found["worlds"] == sum(family["worlds"] for family in found["families"].values()) == 300
+    for family in found["families"].values():
+        assert family["share_limits_95"][0] <= 0.01
+        assert sum(family["verdicts"].values()) == family["worlds"]
+        assert family["true_gain"]["highest"] <= 1
+    assert found["wrong_recommendations"] == max(family["share"] for family in found["families"].values())
+    assert found["families"]["never_hits"]["verdicts"]["do_not_speculate"] > 50
+    assert found["families"]["best_of_sixty"]["careless_rules"]["search_estimate"] > 0.5
+    assert found["power"]["share_limits_95"][1] >= found["power"]["wanted"]
