@@ -65,6 +65,7 @@ class SearchOptions:
         max_minutes: Of stages before the final comparison; None is no limit.
         max_cost: Likewise, in the currency of ``price_per_hour``; None is no limit.
         price_per_hour: Of the machines that the search holds.
+        certify_loads: Times that both sides of the final comparison are loaded anew.
         margin: Smallest gain worth recommending.
         storage: Database URL; None takes the settings'.
         dispatch: ``"ray"``, or ``"inline"`` to run stages in this process.
@@ -86,6 +87,7 @@ class SearchOptions:
     max_minutes: float | None = None
     max_cost: float | None = None
     price_per_hour: float | None = None
+    certify_loads: int = 1
     margin: float = DEFAULT_MARGIN
     num_threads: int | None = None
     weight_format: str = "auto"
@@ -128,6 +130,7 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         seed=options.seed,
         epsilon=options.epsilon,
         budget=_budget(options),
+        certify_loads=options.certify_loads,
         margin=options.margin,
         weight_format=options.weight_format,
         num_threads=options.num_threads,
@@ -135,8 +138,10 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         deadline_s=options.stage_deadline_s,
         notices=_notices(fitted),
     )
-    for name in space.choices:  # refuse a draft now, not after the baseline was measured
-        engine.check(plan.config(space.speculation(name, space.num_speculative_tokens.max)))
+    configs = [plan.config(space.speculation(name, space.num_speculative_tokens.max)) for name in space.choices]
+    for config in configs:  # refuse a draft now, not after the baseline was measured
+        engine.check(config)
+    plan = replace(plan, replay_is_exact=all(engine.replay_is_exact(config) for config in configs))
     named = replace(plan, name=options.name or _study_name(plan, quick=options.quick))
     check_study_name(named.name)
     return named
@@ -161,6 +166,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         space=_read_space(options),
         max_trials=_most_configurations(options),
         settings=settings,
+        certify_loads=options.certify_loads,
     )
     if not all(model.is_ready for model in description.models):
         return description
@@ -345,6 +351,8 @@ def _check_options(options: SearchOptions) -> None:
 
 
 def _check_budget(options: SearchOptions) -> None:
+    if options.certify_loads < 1:
+        raise ConfigurationError(f"--certify-loads is {options.certify_loads}", "give 1 or more")
     for name, count in (("--trials", options.max_trials), ("--max-compiles", options.max_compiles)):
         if count is not None and count < 1:
             raise ConfigurationError(f"{name} is {count}", "give 1 or more; the baseline is the first")

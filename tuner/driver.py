@@ -7,18 +7,28 @@ row is written, then Optuna is told. Whatever dies in between, the same command 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.decide import Decision, decide, no_winner
+from tuner.decide import Decision, no_winner
 from tuner.dispatch import Dispatcher
 from tuner.errors import EngineError, InputError, StageTimeoutError
+from tuner.evidence import Evidence
 from tuner.observer import Observer, SilentObserver
 from tuner.outcome import TrialOutcome, front_members, measured_latencies
 from tuner.plan import SearchPlan
-from tuner.predictions import Predictions, target_outputs
-from tuner.records import BaselineResult, CertifyResult, MeasureResult, TargetOutput, TraceResult, from_json, to_json
+from tuner.predictions import Predictions, prompt_lengths, target_outputs
+from tuner.records import (
+    BaselineResult,
+    CertifyResult,
+    Measurement,
+    MeasureResult,
+    TargetOutput,
+    TraceResult,
+    from_json,
+    to_json,
+)
 from tuner.reuse import find_trace, keep_trace, referring, whole
 from tuner.samplers import REPLAY, make_sampler
 from tuner.speculation import Speculation
@@ -42,7 +52,7 @@ class SearchResult:
         trials: All of them, by number.
         pareto: Measured and predicted members of the front.
         predictions: What replay says of every configuration, sharpened by those that were measured.
-        certified: The winner and the baseline in alternating blocks; None where nothing was worth it.
+        certified: The winner and the baseline in alternating blocks, once per load; none where nothing was worth it.
         stopped: Why no further configuration was tried.
     """
 
@@ -53,7 +63,7 @@ class SearchResult:
     trials: tuple[TrialRecord, ...]
     pareto: tuple[ParetoEntry, ...]
     predictions: Predictions
-    certified: CertifyResult | None
+    certified: tuple[CertifyResult, ...]
     stopped: Reason
 
 
@@ -103,9 +113,10 @@ class Search:
             EngineError: The baseline itself cannot run.
             DispatchError: Workers are lost again and again.
         """
-        baseline, predictions = self._begin()
+        baseline, traces = self._begin()
+        predictions = Predictions.of(baseline, traces)
         stopped = self._try_configurations(baseline, predictions)
-        return self._conclude(predictions, stopped)
+        return self._conclude(baseline, traces, predictions, stopped)
 
     def predict(self) -> PredictedStudy:
         """Run the baseline and the traces, where they are not stored yet, and stop there; ``run`` goes on from it.
@@ -115,17 +126,16 @@ class Search:
             EngineError: The baseline itself cannot run.
             DispatchError: Workers are lost again and again.
         """
-        _, predictions = self._begin()
-        sharpened = predictions.sharpened(measured_latencies(self._trials()))
+        sharpened = Predictions.of(*self._begin()).sharpened(measured_latencies(self._trials()))
         return PredictedStudy(study=self._store.study(self._plan.name), trials=self._trials(), predictions=sharpened)
 
-    def _begin(self) -> tuple[BaselineResult, Predictions]:
+    def _begin(self) -> tuple[BaselineResult, tuple[TraceResult, ...]]:
         self._study = self._store.add_study(self._study)
         self._ledger.reconcile(self._trials())
         for notice in self._plan.notices:
             self._observer.notice(notice)
         baseline = self._run_baseline()
-        return baseline, self._predict(baseline)
+        return baseline, self._trace_all(baseline.measurement)
 
     # ── baseline and predictions ──────────────────────────────────────────────────────────────────────────────
 
@@ -140,21 +150,21 @@ class Search:
             self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
         return result
 
-    def _predict(self, baseline: BaselineResult) -> Predictions:
-        outputs = target_outputs(baseline.measurement, self._plan.workload.search_sample())
+    def _trace_all(self, baseline: Measurement) -> tuple[TraceResult, ...]:
+        outputs = target_outputs(baseline, self._plan.workload.search_sample())
         traces = []
         for name in self._plan.space.draft_names:
             try:
-                traces.append(self._trace(name, outputs, baseline.measurement.environment))
+                traces.append(self._trace(name, outputs, baseline))
             except EngineError as error:
                 self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
-        return Predictions.of(baseline, traces)
+        return tuple(traces)
 
-    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], environment: Mapping[str, str]) -> TraceResult:
+    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], baseline: Measurement) -> TraceResult:
         """The draft's trace: from the store where any study made it, else made now; its steps are timed here."""
-        key = self._plan.trace_key(draft, outputs, environment)
+        key = self._plan.trace_key(draft, outputs, baseline.environment)
         found = find_trace(self._store, key, self._plan.deepest)
-        task = self._plan.trace_task(draft, () if found else outputs)
+        task = self._plan.trace_task(draft, () if found else outputs, prompt_lengths(baseline))
         if found and not self._stages.is_done(task):
             self._observer.notice(f"{draft}: its acceptance trace {key.key} is in the database and is not made again")
 
@@ -286,21 +296,20 @@ class Search:
 
     # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _conclude(self, predictions: Predictions, stopped: Reason) -> SearchResult:
+    def _conclude(
+        self, baseline: BaselineResult, traces: Sequence[TraceResult], predictions: Predictions, stopped: Reason
+    ) -> SearchResult:
         measured = [trial for trial in self._tried().values() if trial.state is TrialState.COMPLETE]
         predictions = predictions.sharpened(measured_latencies(measured))
-        best = max(measured, key=lambda trial: trial.metrics.get("speedup") or 0.0)
-        certified = None if best.speculation.is_baseline else self._certify(best)
-        if certified is None:
+        evidence = self._evidence(baseline, traces, measured)
+        choice = evidence.choose(measured, self._plan.epsilon)
+        best = choice.candidate
+        certified = self._certify(best)
+        if certified:
+            decision = evidence.decide(choice, certified, self._plan.margin)
+        else:
             ruled_out = stopped.text if stopped.kind is StopKind.NOTHING_WORTH_IT else None
             decision = no_winner(measured, margin=self._plan.margin, ruled_out=ruled_out)
-        else:
-            decision = decide(
-                certified,
-                best.speculation,
-                repetition_expected=self._plan.workload.repetition_expected,
-                margin=self._plan.margin,
-            )
         front = front_members(measured, self._untried(), predictions, self._plan.objectives)
         conclusion = {
             "decision": json.loads(to_json(decision)),
@@ -321,9 +330,26 @@ class Search:
             stopped=stopped,
         )
 
-    def _certify(self, best: TrialRecord) -> CertifyResult:
-        task = self._plan.certify_task(best.speculation)
-        return from_json(CertifyResult, self._stages.result_of(task))
+    def _evidence(
+        self, baseline: BaselineResult, traces: Sequence[TraceResult], measured: Sequence[TrialRecord]
+    ) -> Evidence:
+        tasks = {
+            trial.speculation.key: self._plan.measure_task(trial.speculation)
+            for trial in measured
+            if not trial.speculation.is_baseline
+        }
+        return Evidence(
+            baseline=baseline,
+            results={key: from_json(MeasureResult, self._stages.result_of(task)) for key, task in tasks.items()},
+            traces={one.trace.draft_name: one for one in traces},
+            repetition_expected=self._plan.workload.repetition_expected,
+            replay_is_exact=self._plan.replay_is_exact,
+        )
+
+    def _certify(self, best: TrialRecord) -> tuple[CertifyResult, ...]:
+        """The final comparison, once for each load; nothing where no speculation is the best."""
+        tasks = () if best.speculation.is_baseline else self._plan.certify_tasks(best.speculation)
+        return tuple(from_json(CertifyResult, self._stages.result_of(task)) for task in tasks)
 
 
 def _conditions(environment: Mapping[str, str]) -> str:

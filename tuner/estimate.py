@@ -99,7 +99,13 @@ class PlanDescription:
 
 
 def describe_search(
-    *, target: str, workload: Workload, space: SearchSpace, max_trials: int, settings: Settings
+    *,
+    target: str,
+    workload: Workload,
+    space: SearchSpace,
+    max_trials: int,
+    settings: Settings,
+    certify_loads: int = 1,
 ) -> PlanDescription:
     """Describe a search without fetching, loading or starting anything."""
     names = (target, *(draft.model for draft in space.drafts if draft.model is not None))
@@ -112,7 +118,7 @@ def describe_search(
         space=space.name,
         configurations=configurations,
         max_trials=trials,
-        stages=tuple(_stages(workload, len(space.drafts), trials, seconds_per_token)),
+        stages=tuple(_stages(workload, len(space.drafts), trials, certify_loads, seconds_per_token)),
         models=models,
     )
 
@@ -135,7 +141,9 @@ def _size(path: Path) -> int | None:
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) or None
 
 
-def _stages(workload: Workload, drafts: int, trials: int, seconds_per_token: float) -> Iterator[PlannedStage]:
+def _stages(
+    workload: Workload, drafts: int, trials: int, certify_loads: int, seconds_per_token: float
+) -> Iterator[PlannedStage]:
     search, certify = workload.search_sample(), workload.certify_sample()
     search_s = _tokens(search, workload) * seconds_per_token
     certify_s = _tokens(certify, workload) * seconds_per_token
@@ -144,7 +152,7 @@ def _stages(workload: Workload, drafts: int, trials: int, seconds_per_token: flo
     yield _stage(StageKind.BASELINE, 1, len(search), search_s + timing_s)
     yield _stage(StageKind.TRACE, drafts, len(search), TRACE_SHARE * search_s + timing_s)
     yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors, (1 + 1 / ANCHOR_EVERY) * search_s)
-    yield _stage(StageKind.CERTIFY, 1, 2 * len(certify), 2 * certify_s)
+    yield _stage(StageKind.CERTIFY, certify_loads, 2 * len(certify), 2 * certify_s)
 
 
 def _stage(kind: StageKind, count: int, requests: int, seconds: float) -> PlannedStage:

@@ -36,6 +36,8 @@ class SearchPlan:
         fingerprints: Hash of the content of the target and of each draft, so that other weights are another study.
         epsilon: Gain over the best measured configuration that is not worth another trial.
         budget: What the search may use; another one goes on with the same study.
+        certify_loads: Times that both sides of the final comparison are loaded anew; more go on with the same study.
+        replay_is_exact: Whether the engine's own accept/reject sequence is what replay gives.
         margin: Smallest gain worth recommending: 0.02 asks for 2 %.
         notices: What a person should know before it starts, such as prompts that were left out.
     """
@@ -53,6 +55,8 @@ class SearchPlan:
     seed: int = 0
     epsilon: float = EPSILON
     budget: Budget = DEFAULT_BUDGET
+    certify_loads: int = 1
+    replay_is_exact: bool = True
     margin: float = DEFAULT_MARGIN
     weight_format: str = "auto"
     num_threads: int | None = None
@@ -106,10 +110,17 @@ class SearchPlan:
         timing = StepTiming(verify_widths=widths, draft_lengths=(), repeats=STEP_REPEATS)
         return self._task(StageKind.BASELINE, NO_SPECULATION, self.workload.search_sample(), timing=timing)
 
-    def trace_task(self, draft_name: str, outputs: Sequence[TargetOutput]) -> StageTask:
-        """One draft's proposals along the target's outputs, and the cost of proposing; without outputs only that."""
+    def trace_task(
+        self, draft_name: str, outputs: Sequence[TargetOutput], prefill_tokens: tuple[int, ...] = ()
+    ) -> StageTask:
+        """One draft's proposals along the target's outputs, and the cost of proposing; without outputs only that.
+
+        ``prefill_tokens`` are lengths of prompts: the draft's reading of them is timed.
+        """
         lengths = tuple(range(1, self.deepest + 1))
-        timing = StepTiming(verify_widths=(), draft_lengths=lengths, repeats=STEP_REPEATS)
+        timing = StepTiming(
+            verify_widths=(), draft_lengths=lengths, repeats=STEP_REPEATS, prefill_tokens=prefill_tokens
+        )
         speculation = self.space.speculation(draft_name, self.deepest)
         return self._task(StageKind.TRACE, speculation, (), timing=timing, outputs=tuple(outputs))
 
@@ -132,9 +143,11 @@ class SearchPlan:
         """One configuration over the search's prompts."""
         return self._task(StageKind.MEASURE, speculation, self.workload.search_sample())
 
-    def certify_task(self, speculation: Speculation) -> StageTask:
-        """The winner and the baseline in alternating blocks, on prompts the search has not seen."""
-        return self._task(StageKind.CERTIFY, speculation, self.workload.certify_sample())
+    def certify_tasks(self, speculation: Speculation) -> tuple[StageTask, ...]:
+        """The winner and the baseline in alternating blocks, on prompts the search has not seen: one task per load."""
+        first = self._task(StageKind.CERTIFY, speculation, self.workload.certify_sample())
+        others = [content_key({"key": first.key, "load": load}) for load in range(1, self.certify_loads)]
+        return (first, *(replace(first, key=key) for key in others))
 
     def _task(
         self,

@@ -171,3 +171,9 @@ def target_outputs(baseline: Measurement, prompts: Sequence[Prompt]) -> tuple[Ta
         )
         for record in complete
     )
+
+
+def prompt_lengths(baseline: Measurement) -> tuple[int, ...]:
+    """The shortest, the median and the longest prompt, in tokens; fewer where they are alike, none where not known."""
+    known = sorted(record.prompt_tokens for record in baseline.requests if record.prompt_tokens)
+    return tuple(sorted({known[0], known[len(known) // 2], known[-1]})) if known else ()

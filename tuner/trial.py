@@ -35,11 +35,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """Which single steps are timed, and how often each."""
+    """Which single steps are timed, and how often each.
+
+    Attributes:
+        prefill_tokens: Lengths of prompts that the draft reads; timed less often, since a prompt takes as long as many
+            rounds and counts once.
+    """
 
     verify_widths: tuple[int, ...]
     draft_lengths: tuple[int, ...]
     repeats: int
+    prefill_tokens: tuple[int, ...] = ()
+    prefill_repeats: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +108,13 @@ def run_stage(task: StageTask, progress: Progress | None = None) -> bytes:
 def _run_baseline(engine: Engine, task: StageTask, progress: Progress | None) -> BaselineResult:
     with _load(engine, replace(task.config, speculation=NO_SPECULATION), task) as loaded:
         measurement = measure(loaded, task.prompts, task.limits, progress=progress)
-        return BaselineResult(measurement=measurement, verify=_time_verify(loaded, task.timing))
+        return BaselineResult(measurement=measurement, verify=_time_verify(loaded, task))
 
 
-def _time_verify(loaded: LoadedEngine, timing: StepTiming | None) -> TimedSteps | None:
-    if timing is None or not isinstance(loaded, Replayable):
+def _time_verify(loaded: LoadedEngine, task: StageTask) -> TimedSteps | None:
+    if task.timing is None or not isinstance(loaded, Replayable):
         return None
-    return loaded.time_verify(timing.verify_widths, timing.repeats)
+    return loaded.time_verify(task.timing.verify_widths, task.timing.repeats, task.concurrency)
 
 
 def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> TraceResult:
@@ -116,11 +123,13 @@ def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> Tr
             raise UnsupportedConfigurationError(
                 f"engine {task.engine!r} cannot replay drafts", "measure configurations instead of predicting them"
             )
-        steps = loaded.time_draft(task.timing.draft_lengths, task.timing.repeats)
+        timing = task.timing
+        steps = loaded.time_draft(timing.draft_lengths, timing.repeats, task.concurrency)
+        prefill = loaded.time_draft_prefill(timing.prefill_tokens, timing.prefill_repeats)
         trace = loaded.trace(task.outputs, task.sampling) if task.outputs else _trace_of_nothing(task)
         if progress is not None:
             progress(len(task.outputs), len(task.outputs))
-        return TraceResult(trace=trace, draft_steps=steps)
+        return TraceResult(trace=trace, draft_steps=steps, draft_prefill=prefill)
 
 
 def _trace_of_nothing(task: StageTask) -> Trace:

@@ -230,7 +230,7 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
         *("search", "-w", "mine.yaml", "--target", "t", "--draft", "a", "--draft", "b", "--prompts", "p.jsonl"),
         *("--space", "s.yaml", "--quick", "--objective", "ttft_ms", "--sampler", "random", "--seed", "3"),
         *("--epsilon", "0.05", "--max-compiles", "5", "--max-minutes", "90.5"),
-        *("--max-cost", "20", "--price-per-hour", "1.34"),
+        *("--max-cost", "20", "--price-per-hour", "1.34", "--certify-loads", "2"),
         *("--name", "n", "--trials", "9", "--margin", "0.1", "--threads", "1", "--weight-format", "fp32"),
         *("--storage", "sqlite://", "--stage-deadline", "60", "--ray-address", "auto", "--dispatch", "inline"),
     )
@@ -252,6 +252,7 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
         "max_minutes": 90.5,
         "max_cost": 20.0,
         "price_per_hour": 1.34,
+        "certify_loads": 2,
         "margin": 0.1,
         "num_threads": 1,
         "weight_format": "fp32",

@@ -149,7 +149,7 @@ def test_when_no_draft_pays_the_verdict_is_not_to_speculate(bench: Bench) -> Non
     result = bench.run(a_plan())
     assert result.decision.verdict is Verdict.DO_NOT_SPECULATE
     assert result.recommended is None
-    assert result.certified is None
+    assert result.certified == ()
     assert len(result.trials) == 1  # the bounds rule out everything else, so nothing else is measured
     assert result.decision.sentence == (
         "Do not speculate: no other configuration can be more than 1 % faster than no speculation (95 % sure)."

@@ -68,6 +68,9 @@ MaxCost = Annotated[
 PricePerHour = Annotated[
     float | None, typer.Option("--price-per-hour", metavar="AMOUNT", help="What the machines of the search cost.")
 ]
+CertifyLoads = Annotated[
+    int, typer.Option("--certify-loads", metavar="N", help="Load both sides of the final comparison anew N times.")
+]
 Margin = Annotated[float, typer.Option("--margin", metavar="SHARE", help="Smallest gain worth having; 0.02 is 2 %.")]
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", help="CPU threads; else a short self-test chooses.")
