@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from harness.machine import versions
@@ -97,7 +98,7 @@ def score(drawn: Prompts, quantity: Quantity, generator: np.random.Generator, tr
     )
 
 
-def summarize(scores: Sequence[Score]) -> dict[str, object]:
+def summarize(scores: Sequence[Score]) -> dict[str, Any]:
     """Shares over the data sets of one cell."""
     given = [(one.interval, one.truth) for one in scores if one.interval is not None]
     covered = sum(interval.low <= truth <= interval.high for interval, truth in given)
@@ -115,7 +116,7 @@ def summarize(scores: Sequence[Score]) -> dict[str, object]:
     }
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run everything, show the table, and return the JSON document."""
     names = list(LAWS)[:1] if arguments.quick else list(LAWS)
     laws = []
@@ -123,7 +124,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object
         console.print(f"the truth of {name!r} prompts …", highlight=False)
         laws.append(describe_law(arguments, console, name, number))
     console.print(table(laws))
-    cells = [cell for law in laws for cell in law["cells"]]  # type: ignore[attr-defined]
+    cells = [cell for law in laws for cell in law["cells"]]
     headline = {cell["quantity"]: cell for cell in cells[: len(QUANTITIES)]}
     tau, latency = headline["mean_acceptance_length"], headline["latency_ratio"]
     return {
@@ -141,7 +142,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object
     }
 
 
-def describe_law(arguments: argparse.Namespace, console: Console, name: str, number: int) -> dict[str, object]:
+def describe_law(arguments: argparse.Namespace, console: Console, name: str, number: int) -> dict[str, Any]:
     """The truth of one distribution of prompts, and every cell scored against it."""
     law, generator = LAWS[name], np.random.default_rng([arguments.seed, number])
     population = law.draw(generator, QUICK_POPULATION if arguments.quick else POPULATION)
@@ -162,7 +163,7 @@ def _ratio(sides: tuple[Floats, Floats]) -> float:
     return float(numerators.sum() / denominators.sum())
 
 
-def table(laws: Sequence[Mapping[str, object]]) -> Table:
+def table(laws: Sequence[Mapping[str, Any]]) -> Table:
     """One line for each distribution, number of prompts and quantity."""
     shown = Table(title="coverage of 95 % intervals; of the one-sided 99 % limit; of intervals over rounds")
     for heading in ("prompts like", "quantity"):
@@ -170,7 +171,7 @@ def table(laws: Sequence[Mapping[str, object]]) -> Table:
     for heading in ("prompts", "95 %", "99 %", "naive 95 %", "half-width", "method"):
         shown.add_column(heading, justify="right")
     for law in laws:
-        for cell in law["cells"]:  # type: ignore[attr-defined]
+        for cell in law["cells"]:
             shares = [f"{cell[key]['share']:.1%}" for key in ("coverage", "one_sided_99_coverage", "naive_coverage")]
             methods = cell["methods"]
             width = f"±{cell['median_half_width']:.1%}"

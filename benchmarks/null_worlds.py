@@ -112,7 +112,7 @@ def run_power(prompts: int, order: Order, drafts: Drafts, generators: Iterable[n
     return found
 
 
-def describe(judged: Sequence[Judged]) -> dict[str, object]:
+def describe(judged: Sequence[Judged]) -> dict[str, Any]:
     """What one family came to."""
     recommended = sum(one.decision.recommends for one in judged)
     gains = [one.world.candidate.true_gain for one in judged]
@@ -127,7 +127,7 @@ def describe(judged: Sequence[Judged]) -> dict[str, object]:
     }
 
 
-def describe_null(judged: Sequence[Judged]) -> dict[str, object]:
+def describe_null(judged: Sequence[Judged]) -> dict[str, Any]:
     """The same with its parts, and with what less careful rules would have recommended."""
     return describe(judged) | {
         "by_prompts": {str(size): _counts([one for one in judged if one.prompts == size]) for size in SIZES},
@@ -162,7 +162,7 @@ def _pays(interval: Interval | None, limit: Literal["estimate", "one_sided_99_lo
     return interval is not None and getattr(interval, limit) > 1 + DEFAULT_MARGIN
 
 
-def describe_power(arguments: argparse.Namespace, drafts: Drafts, console: Console) -> dict[str, object]:
+def describe_power(arguments: argparse.Namespace, drafts: Drafts, console: Console) -> dict[str, Any]:
     """How often a gain of 5 % is recommended: at the number of prompts that should do, and at the workloads' own.
 
     In whole passes a machine that slows gradually cannot be told from a draft that pays, so those are shown apart.
@@ -172,7 +172,7 @@ def describe_power(arguments: argparse.Namespace, drafts: Drafts, console: Conso
     distance = math.log(POWER_GAIN / (1 + DEFAULT_MARGIN))
     needed = prompts_needed(variation, distance, ONE_SIDED_99, power=POWER)
 
-    def share(prompts: int, order: Order, worlds: int) -> dict[str, object]:
+    def share(prompts: int, order: Order, worlds: int) -> dict[str, Any]:
         generators = _generators(arguments, (len(NULL_FAMILIES), prompts), worlds)
         shown = track(generators, f"a gain of 5 %, {prompts} prompts", console=console, transient=True)
         return {"prompts": prompts, **describe(run_power(prompts, order, drafts, shown))}
@@ -191,7 +191,7 @@ def _generators(arguments: argparse.Namespace, family: tuple[int, ...], worlds: 
     return [np.random.default_rng([arguments.seed, *family, number]) for number in range(worlds)]
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run everything, show the table, and return the JSON document."""
     console.print("drafting for every prompt there is …")
     drafts = draft_populations(arguments.seed)
