@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -100,6 +101,10 @@ class ReplaySampler(BaseSampler):
         """Configurations that are worth a measurement now, the most worth first; those that run are not among them."""
         return self._worth_measuring(study.get_trials(deepcopy=False))
 
+    def unpredicted(self, study: optuna.Study) -> list[Key]:
+        """Configurations, not tried yet, of which only a measurement can tell: untraced, or for an objective's sake."""
+        return self._unpredicted(self._open_keys(study.get_trials(deepcopy=False)))
+
     def finished(self, study: optuna.Study) -> Reason | None:
         """Why nothing more is worth measuring; None while something is, or while something runs."""
         return self._finished(study.get_trials(deepcopy=False))
@@ -108,7 +113,9 @@ class ReplaySampler(BaseSampler):
         running = [key for trial in trials if trial.state is TrialState.RUNNING and (key := _key(trial))]
         measured = {key: trial.values for trial in trials if _is_measured(trial) and (key := _key(trial))}
         return {
-            index: forecast.outlook({key: values[index] for key, values in measured.items()}, running)
+            index: forecast.outlook(
+                {key: values[index] for key, values in measured.items() if 0 < values[index] < math.inf}, running
+            )
             for index, forecast in self._forecasts.items()
         }
 
@@ -129,7 +136,7 @@ class ReplaySampler(BaseSampler):
         open_keys = self._open_keys(trials)
         if not open_keys:
             return Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
-        if self._has_unpredicted or any(self._is_untraced(key) for key in open_keys) or self._worth_measuring(trials):
+        if self._unpredicted(open_keys) or self._worth_measuring(trials):
             return None
         best = next((one.incumbent_key for one in self._outlooks(trials).values()), None)
         name = "no speculation" if best is None else f"{best[0]} k={best[1]}"
@@ -139,6 +146,10 @@ class ReplaySampler(BaseSampler):
     def _open_keys(self, trials: Sequence[FrozenTrial]) -> set[Key]:
         """Configurations of the space that neither were tried nor run."""
         return self._keys - {key for trial in trials if _is_taken(trial) and (key := _key(trial))}
+
+    def _unpredicted(self, open_keys: set[Key]) -> list[Key]:
+        untraced = [key for key in open_keys if self._is_untraced(key)]
+        return sorted(untraced or (open_keys if self._has_unpredicted else ()))
 
     def _is_untraced(self, key: Key) -> bool:
         return not any(key in forecast.index_of for forecast in self._forecasts.values())
@@ -158,9 +169,9 @@ class ReplaySampler(BaseSampler):
         """The configuration most worth its cost, or in its turn one that the fallback explores."""
         trials = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
         worth, open_keys = self._worth_measuring(trials), self._open_keys(trials)
-        unknown = [key for key in open_keys if self._is_untraced(key)] or (open_keys if self._has_unpredicted else [])
+        unknown = self._unpredicted(open_keys)
         if unknown and (not worth or self._is_turn_of_unknown(trials)):
-            chosen: Key | None = self._explored(study, trial, sorted(unknown))
+            chosen: Key | None = self._explored(study, trial, unknown)
         else:
             chosen = worth[0] if worth else self._nearest(trials, open_keys)
         if chosen is None:  # all were tried, and yet one is asked for: the fallback repeats some

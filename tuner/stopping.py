@@ -42,6 +42,7 @@ class Standing:
         most_promising: Of these the one that is worth most; None where there is none.
         most_promising_speedup: Predicted.
         most_promising_bound: What its speed-up could be at most, one-sided 95 %.
+        num_unpredicted: Further configurations of which only a measurement can tell.
     """
 
     best: Speculation | None
@@ -50,6 +51,7 @@ class Standing:
     most_promising: Speculation | None = None
     most_promising_speedup: float | None = None
     most_promising_bound: float | None = None
+    num_unpredicted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +94,8 @@ class Budget:
         limits = (
             (StopKind.MAX_TRIALS, self.max_trials, spent.trials, "{:.0f} configurations were tried"),
             (StopKind.MAX_COMPILES, self.max_compiles, spent.compiles, "{:.0f} configurations were compiled"),
-            (StopKind.MAX_MINUTES, self.max_minutes, spent.seconds / 60, "{:.1f} minutes have passed"),
-            (StopKind.MAX_COST, self.max_cost, cost, "{:.2f} have been spent"),
+            (StopKind.MAX_MINUTES, self.max_minutes, spent.seconds / 60, "{:.1f} minutes of measuring were used"),
+            (StopKind.MAX_COST, self.max_cost, cost, "{:.2f} was spent"),
         )
         for kind, limit, used, text in limits:
             if limit is not None and used is not None and used >= limit:

@@ -113,7 +113,11 @@ class TrialLedger:
         if not isinstance(sampler, ReplaySampler):
             return None
         outlook = next(iter(sampler.outlooks(self._study).values()), None)
-        return None if outlook is None else self._standing(outlook, sampler.worth_measuring(self._study))
+        if outlook is None:
+            return None
+        worth = sampler.worth_measuring(self._study)
+        others = set(sampler.unpredicted(self._study)).difference(worth)
+        return replace(self._standing(outlook, worth), num_unpredicted=len(others))
 
     def _standing(self, outlook: Outlook, worth: Sequence[Key]) -> Standing:
         best, first = outlook.incumbent_key, next((key for key in worth if key in outlook.keys), None)

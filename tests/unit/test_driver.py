@@ -19,13 +19,14 @@ from tuner.dispatch import InlineDispatcher, StageStatus
 from tuner.driver import Search, SearchResult
 from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
 from tuner.objective import DEFAULT_OBJECTIVES, parse_objectives
+from tuner.observer import SilentObserver
 from tuner.plan import SearchPlan
 from tuner.records import StageKind
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.settings import read_settings
 from tuner.speculation import NO_SPECULATION, Method
 from tuner.stages import MAX_ATTEMPTS
-from tuner.stopping import Budget, Reason, StopKind
+from tuner.stopping import Budget, Reason, Standing, StopKind
 from tuner.store import MemoryStore, StageRecord, TrialState, TrialStore
 from tuner.study import TrialLedger
 from tuner.trial import StageTask
@@ -172,6 +173,54 @@ def test_an_objective_that_can_only_be_measured_has_the_whole_space_tried(bench:
     assert result.stopped.kind is StopKind.ALL_TRIED
 
 
+class Listener(SilentObserver):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.standings: list[Standing] = []
+        self.notices: list[str] = []
+
+    def standing(self, standing: Standing) -> None:
+        self.standings.append(standing)
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+def listening(bench: Bench, plan: SearchPlan) -> Listener:
+    heard = Listener()
+    Search(plan, bench.store, bench.ledger(plan), bench.dispatcher, heard).run()
+    return heard
+
+
+def test_after_each_trial_the_search_says_what_could_still_beat_the_best(bench: Bench) -> None:
+    bench.world.draft_ms = {"good": 3.0, "bad": 3.0}
+    heard = listening(bench, a_plan(epsilon=0.0001))
+    trials = bench.store.trials("study")[1:]
+    assert len(heard.standings) == len(trials) >= 2
+    first, last = heard.standings[0], heard.standings[-1]
+    assert first.best == trials[0].speculation
+    assert first.best_speedup == pytest.approx(trials[0].metrics["speedup"], rel=0.001)
+    assert first.num_open > 0
+    assert first.most_promising == trials[1].speculation
+    assert first.most_promising_bound is not None
+    assert first.most_promising_bound > first.best_speedup
+    assert (last.num_open, last.most_promising, last.num_unpredicted) == (0, None, 0)
+    assert heard.notices[-1].startswith("no more configurations are tried: no other configuration can be more than")
+
+
+def test_the_standing_counts_drafts_without_a_trace(bench: Bench) -> None:
+    bench.world.broken = frozenset({"bad k=6"})
+    heard = listening(bench, a_plan(budget=Budget(max_trials=2)))
+    (standing,) = heard.standings
+    assert standing.num_unpredicted == 6
+    assert any("bad cannot be replayed and is explored without predictions" in notice for notice in heard.notices)
+
+
+def test_samplers_that_cannot_tell_say_no_standing(bench: Bench) -> None:
+    assert listening(bench, a_plan(sampler="random", budget=Budget(max_trials=2))).standings == []
+
+
 # ── what a search may use ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -223,7 +272,9 @@ def test_minutes_are_those_of_all_stages(bench: Bench, monkeypatch: pytest.Monke
     # the baseline and two traces take three hours, and the first configuration makes it four
     result = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
     assert len(result.trials) == 2
-    assert result.stopped == Reason(kind=StopKind.MAX_MINUTES, text="240.0 minutes have passed, the limit is 240")
+    assert result.stopped == Reason(
+        kind=StopKind.MAX_MINUTES, text="240.0 minutes of measuring were used, the limit is 240"
+    )
 
 
 def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +285,7 @@ def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyP
         with pytest.raises(StopError):
             bench.run(plan)
     assert len([one for one in bench.store.stages("study") if one.ended_at is not None]) == 4
-    assert bench.run(plan).stopped.text == "300.0 minutes have passed, the limit is 300"
+    assert bench.run(plan).stopped.text == "300.0 minutes of measuring were used, the limit is 300"
     measured = [one for one in bench.store.stages("study") if one.kind is StageKind.MEASURE]
     assert len(measured) == 2
 
@@ -242,7 +293,7 @@ def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyP
 def test_cost_is_the_price_of_those_hours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     an_hour_a_stage(bench, monkeypatch)
     result = bench.run(a_plan(sampler="random", budget=Budget(max_cost=6.5, price_per_hour=1.5)))
-    assert result.stopped == Reason(kind=StopKind.MAX_COST, text="7.50 have been spent, the limit is 6.5")
+    assert result.stopped == Reason(kind=StopKind.MAX_COST, text="7.50 was spent, the limit is 6.5")
     assert len(result.trials) == 3
 
 

@@ -98,7 +98,7 @@ def test_a_measurement_teaches_of_the_draft_that_was_not_measured_only_what_they
 
 def test_the_bound_is_of_the_paired_difference_so_what_is_shared_cancels() -> None:
     shared = np.random.default_rng(0).normal(0.3, 0.2, (50, 1))
-    outlook = an_outlook(shared + [0.0, 0.02, -0.01], measured=[True, False, False])
+    outlook = an_outlook(shared + np.array([0.0, 0.02, -0.01]), measured=[True, False, False])
     assert outlook.improvement_bounds() == pytest.approx([0, 0.02, -0.01])
 
 

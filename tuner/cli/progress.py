@@ -127,15 +127,21 @@ def num_prompts(task: StageTask) -> int:
 
 def standing_words(standing: Standing) -> str:
     """What could still beat the best, in a line."""
-    best = "no speculation" if standing.best is None else standing.best.label
-    if standing.most_promising is None:
-        return f"  best {best}; nothing else can be worth a trial"
-    others = f"{standing.num_open} configurations" if standing.num_open > 1 else "1 configuration"
-    return (
-        f"  best {best}, {standing.best_speedup:.2f}; {others} may still be faster, "
-        f"first {standing.most_promising.label}: "
-        f"predicted {standing.most_promising_speedup:.2f}, at most {standing.most_promising_bound:.2f}"
-    )
+    best = "no speculation" if standing.best is None else f"{standing.best.label}, {_times(standing.best_speedup)}"
+    open_ones = []
+    if standing.most_promising is not None:
+        others = f"{standing.num_open} others" if standing.num_open > 1 else "1 other"
+        open_ones.append(
+            f"{others} could beat it, first {standing.most_promising.label}: "
+            f"{_times(standing.most_promising_speedup)} expected, {_times(standing.most_promising_bound)} at most"
+        )
+    if standing.num_unpredicted:
+        open_ones.append(f"{standing.num_unpredicted} cannot be predicted")
+    return f"  best so far: {best}; {'; '.join(open_ones) or 'no other is worth a trial'}"
+
+
+def _times(speedup: float | None) -> str:
+    return "unknown" if speedup is None else f"{speedup:.2f}×"
 
 
 def trial_words(trial: TrialRecord) -> str:
