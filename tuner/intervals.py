@@ -17,8 +17,8 @@ FEWEST_PROMPTS = 3
 """Below this there is no spread to speak of, and no interval."""
 
 FEW_PROMPTS = 500
-"""Below this the bootstrap's own quantiles are taken: over 10 to 200 prompts of benchmarks/interval_coverage.py Student's
-one-sided 99 % limits cover 94-99 %. From here on both cover alike, and resampling takes 0.03 s and more."""
+"""Below this the bootstrap's own quantiles are taken: over 10 to 200 of the prompts in benchmarks/interval_coverage.py
+Student's one-sided 99 % limits cover 94-99 %. From here on both cover alike, and resampling takes 0.03 s and more."""
 
 FEW_FOR_TAILS = 100
 """Below this even the bootstrap's one-sided 99 % limit covers 97-99 %, since a sample rarely holds its tail."""
