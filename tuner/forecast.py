@@ -72,10 +72,18 @@ class Outlook:
     @cached_property
     def incumbent(self) -> int | None:
         """Index of the measured configuration with the best estimate; None where none beats no speculation."""
-        if not self.measured.any():
+        return self._best_of(self.measured)
+
+    def _best_of(self, some: NDArray[np.bool_]) -> int | None:
+        if not some.any():
             return None
-        best = int(np.where(self.measured, self._means, -np.inf).argmax())
+        best = int(np.where(some, self._means, -np.inf).argmax())
         return best if self._means[best] > 0 else None
+
+    @cached_property
+    def _to_beat(self) -> int | None:
+        """The best of those that were measured or run: what runs is expected to come out as predicted."""
+        return self._best_of(self.measured | self.running)
 
     @property
     def incumbent_key(self) -> Key | None:
@@ -88,8 +96,8 @@ class Outlook:
         The 95 % quantile of the paired difference: what all configurations of a draft share cancels.
         """
         bounds: Floats = np.quantile(self._improvements, OPTIMISM, axis=0)
-        if self.incumbent is not None:
-            widest = self.keys[self.incumbent][1]
+        if self._to_beat is not None:
+            widest = self.keys[self._to_beat][1]
             bounds += np.array([self.kink_allowance if tokens < widest else 0.0 for _, tokens in self.keys])
         return bounds
 
@@ -110,7 +118,7 @@ class Outlook:
 
     def speedup_bound(self, key: Key) -> float:
         """What the speed-up of a configuration could be at most, one-sided 95 %."""
-        best = 0.0 if self.incumbent is None else self._means[self.incumbent]
+        best = 0.0 if self._to_beat is None else self._means[self._to_beat]
         return float(np.exp(best + self.improvement_bounds()[self.keys.index(key)]))
 
     def speedups(self, quantiles: Sequence[float]) -> Floats:
@@ -132,8 +140,7 @@ class Outlook:
 
     @cached_property
     def _improvements(self) -> Floats:
-        best = 0.0 if self.incumbent is None else self.gains[:, [self.incumbent]]
-        improved: Floats = self.gains - best
+        improved: Floats = self.gains - (0.0 if self._to_beat is None else self.gains[:, [self._to_beat]])
         return improved
 
     @cached_property

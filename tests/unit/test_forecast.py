@@ -110,8 +110,15 @@ def test_the_bound_is_the_95_percent_quantile() -> None:
     assert outlook.speedup_bound(("a", 1)) == pytest.approx(math.exp(0.95))
 
 
+def test_what_runs_is_to_be_beaten_as_if_it_had_come_out_as_predicted() -> None:
+    gains = np.log(np.full((4, 3), [1.5, 1.6, 1.9]))
+    outlook = an_outlook(gains, measured=[True, False, False], running=[False, False, True])
+    assert outlook.incumbent == 0
+    assert not outlook.is_worth_measuring(0.01).any()
+
+
 def test_what_is_measured_or_running_or_cannot_gain_more_than_epsilon_is_not_worth_it() -> None:
-    gains = np.log(np.full((4, 5), [1.5, 1.5 * 1.0102, 1.5 * 1.0100, 1.9, 1.2]))
+    gains = np.log(np.full((4, 5), [1.5, 1.5 * 1.0102, 1.5 * 1.0100, 1.4, 1.2]))
     outlook = an_outlook(gains, measured=[True, False, False, False, True], running=[False, False, False, True, False])
     assert outlook.incumbent == 0
     # latency below the best one's by 1 %: a speed-up of 1 / 0.99 = 1.0101
