@@ -24,6 +24,7 @@ from tuner.records import (
     CertifyResult,
     Measurement,
     MeasureResult,
+    StageKind,
     TargetOutput,
     TraceResult,
     from_json,
@@ -215,10 +216,10 @@ class Search:
     def _why_stop(self) -> Reason | None:
         if not self._untried():
             return Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
-        return self._plan.budget.exhausted_by(self._spent()) or self._ledger.finished()
+        return self._ledger.finished() or self._plan.budget.exhausted_by(self._spent())
 
     def _spent(self) -> Spent:
-        stages = self._store.stages(self._plan.name)
+        stages = [one for one in self._store.stages(self._plan.name) if one.kind is not StageKind.CERTIFY]
         seconds = sum((one.ended_at - one.started_at).total_seconds() for one in stages if one.ended_at is not None)
         tried = len(self._tried())
         return Spent(trials=tried, compiles=tried, seconds=seconds)

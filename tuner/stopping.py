@@ -62,7 +62,7 @@ class Spent:
         trials: Configurations tried, the baseline among them.
         compiles: Of them, those that needed a compile that was not there already; equal to ``trials`` where an
             engine compiles nothing, so that the same limit means the same there.
-        seconds: Since it began, over all its runs.
+        seconds: Of its stages that ended before the final comparison, over all its runs; of each its last attempt.
     """
 
     trials: int

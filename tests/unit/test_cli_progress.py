@@ -58,7 +58,7 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
     assert written.out == ""
     assert written.err.splitlines() == [
         "measuring no speculation: 2 prompts",
-        "replaying eagle along the outputs: 1 prompts",
+        "replaying eagle along the outputs: 1 prompt",
         "timing eagle",
         "measuring eagle k=3: 2 prompts",
         "certifying eagle k=3: 2 prompts",

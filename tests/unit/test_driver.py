@@ -250,6 +250,11 @@ def test_a_smaller_epsilon_goes_on_with_an_ended_study(bench: Bench) -> None:
     assert len(fine.trials) == 2
 
 
+def test_where_nothing_is_worth_it_any_more_that_is_said_and_not_the_limit(bench: Bench) -> None:
+    result = bench.run(a_plan(budget=Budget(max_trials=2)))
+    assert (len(result.trials), result.stopped.kind) == (2, StopKind.NOTHING_WORTH_IT)
+
+
 def test_compiles_are_limited_as_trials_are(bench: Bench) -> None:
     result = bench.run(a_plan(sampler="random", budget=Budget(max_trials=6, max_compiles=3)))
     assert len(result.trials) == 3
@@ -288,6 +293,17 @@ def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyP
     assert bench.run(plan).stopped.text == "300.0 minutes of measuring were used, the limit is 300"
     measured = [one for one in bench.store.stages("study") if one.kind is StageKind.MEASURE]
     assert len(measured) == 2
+
+
+def test_the_final_comparison_is_not_counted_when_more_minutes_are_given(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    an_hour_a_stage(bench, monkeypatch)
+    first = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
+    assert first.certified is not None
+    second = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=300)))
+    assert len(second.trials) == len(first.trials) + 1
+    assert second.stopped.text == "300.0 minutes of measuring were used, the limit is 300"
 
 
 def test_cost_is_the_price_of_those_hours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

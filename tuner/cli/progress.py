@@ -57,7 +57,8 @@ class LineObserver:
     def stage_began(self, task: StageTask) -> Progress:
         """Say which stage runs, over how many prompts."""
         prompts = num_prompts(task)
-        self._say(f"{stage_words(task)}: {prompts} prompts" if prompts else stage_words(task))
+        count = "1 prompt" if prompts == 1 else f"{prompts} prompts"
+        self._say(f"{stage_words(task)}: {count}" if prompts else stage_words(task))
         return lambda _done, _total: None
 
     def stage_ended(self, task: StageTask) -> None:
