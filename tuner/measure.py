@@ -50,6 +50,9 @@ ANCHOR_EVERY = 3
 BLOCK_REQUESTS_PER_SLOT = 2
 """Requests of one side before the other has its turn: seconds, where a machine drifts over minutes."""
 
+LEAST_REQUESTS_PER_SLOT = 2
+"""At a further load; fewer, and most of the time some slots would be empty. Prompts are repeated for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureLimits:
@@ -57,7 +60,7 @@ class MeasureLimits:
 
     Attributes:
         max_output_tokens: Cap of every request; a prompt's own lower cap goes before it.
-        concurrency: Requests in flight. The engine was loaded for as many.
+        concurrency: Requests in flight. The engine was loaded for as many at least.
         ignore_eos: Force every answer to its cap. Only for timing rounds: no conclusion follows from it.
         max_warmup_requests: Warm-up ends after so many, steady or not; at least one is sent.
     """
@@ -94,12 +97,52 @@ def measure(
     return side.measurement()
 
 
+def measure_loads(
+    loaded: LoadedEngine,
+    prompts: Sequence[Prompt],
+    limits: MeasureLimits,
+    loads: Sequence[int],
+    progress: Progress | None = None,
+) -> dict[int, Measurement]:
+    """Measure at the limits' own number of requests in flight and then at each further one, by that number.
+
+    Every prompt is run at each; where there are few of them several times, see ``passes_at``.
+
+    Raises:
+        WorkloadError: There is no prompt.
+        MeasurementError: What the engine reported contradicts itself.
+    """
+    report = _Report(progress, len(prompts) + sum(passes_at(load, prompts) * len(prompts) for load in loads))
+    side = _Side(name="request", loaded=loaded, limits=limits, report=report, bytes_of_others=0)
+    side.warm_up(prompts)
+    side.run(prompts)
+    return {limits.concurrency: side.measurement()} | _at_loads(loaded, prompts, limits, loads, report)
+
+
+def passes_at(load: int, prompts: Sequence[Prompt]) -> int:
+    """How often the prompts are run at a further load, so that its slots are mostly full."""
+    return max(1, -(-LEAST_REQUESTS_PER_SLOT * load // max(1, len(prompts))))
+
+
+def _at_loads(
+    loaded: LoadedEngine, prompts: Sequence[Prompt], limits: MeasureLimits, loads: Sequence[int], report: _Report
+) -> dict[int, Measurement]:
+    found = {}
+    for load in loads:
+        side = _Side(name=f"load-{load}", loaded=loaded, limits=replace(limits, concurrency=load), report=report)
+        side.warm_up(prompts)
+        side.run(list(prompts) * passes_at(load, prompts))
+        found[load] = side.measurement()
+    return found
+
+
 def measure_with_anchor(
     baseline: LoadedEngine,
     candidate: LoadedEngine,
     prompts: Sequence[Prompt],
     limits: MeasureLimits,
     *,
+    loads: Sequence[int] = (),
     anchor_every: int = ANCHOR_EVERY,
     anchor_bytes: int | None = None,
     progress: Progress | None = None,
@@ -107,7 +150,7 @@ def measure_with_anchor(
     """Run the candidate on every prompt, and the baseline on every third beside it in time.
 
     The baseline goes first in one group of prompts and last in the next, each time on the prompt that the
-    candidate has nearest to it.
+    candidate has nearest to it. Then the candidate alone runs them at each further load.
 
     Both engines share the process, so the candidate's memory is what is left of the whole after ``anchor_bytes``,
     by which loading the baseline made it grow; None where that is not given.
@@ -118,7 +161,8 @@ def measure_with_anchor(
     """
     groups = _groups(prompts, anchor_every * limits.concurrency)
     nearest = [_nearest(group, limits.concurrency, first=not turn % 2) for turn, group in enumerate(groups)]
-    report = _Report(progress, len(prompts) + sum(map(len, nearest)))
+    later = sum(passes_at(load, prompts) * len(prompts) for load in loads)
+    report = _Report(progress, len(prompts) + sum(map(len, nearest)) + later)
     tested = _Side(name="candidate", loaded=candidate, limits=limits, report=report, bytes_of_others=anchor_bytes)
     anchor = _Side(name="anchor", loaded=baseline, limits=limits, report=report)
     anchor.warm_up(prompts)
@@ -127,7 +171,12 @@ def measure_with_anchor(
         work = [(anchor, beside), (tested, group)]
         for side, share in work if turn % 2 == 0 else reversed(work):
             side.run(share)
-    return MeasureResult(candidate=tested.measurement(), anchor=anchor.measurement())
+    found = tested.measurement()
+    return MeasureResult(
+        candidate=found,
+        anchor=anchor.measurement(),
+        at_load=_at_loads(candidate, prompts, limits, loads, report),
+    )
 
 
 def measure_blocks(
@@ -366,7 +415,7 @@ def _serve(
 ) -> list[RequestRecord]:
     """Run the arrivals; one record for each, in order of sending."""
     log = RequestLog(arrivals, concurrency)
-    for event in loaded.run(iter(arrivals)):
+    for event in loaded.run(iter(arrivals), concurrency):
         log.add(event)
         if isinstance(event, Finished | Failed):
             one_ended()

@@ -338,10 +338,29 @@ class BaselineResult:
 
     Attributes:
         verify: None for engines that cannot time single steps.
+        at_load: The same at other numbers of requests in flight, where objectives ask for them.
     """
 
     measurement: Measurement
     verify: TimedSteps | None
+    at_load: dict[int, BaselineResult] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What the steps of a round may take, as shares of a plain round: all that is known where none can be timed.
+
+    Attributes:
+        row: Least and most that one more row adds to a pass of the target.
+        draft_pass: Least and most of one pass of the draft.
+        most_drafted_tokens: Of a round; no round of more is predicted.
+        wasted_draft_passes: Passes of a round beyond the tokens that it proposes.
+    """
+
+    row: tuple[float, float]
+    draft_pass: tuple[float, float]
+    most_drafted_tokens: int
+    wasted_draft_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,14 +369,22 @@ class TraceResult:
 
     Attributes:
         trace: Without prompts where ``trace_key`` says which artifact holds them.
+        draft_steps: None for engines that cannot time single steps.
         draft_prefill: What the draft adds to the time to the first token; None where it reads no prompt.
         trace_key: Key of the artifact in the store; None where ``trace`` is whole.
+        draft_steps_at_load: Drafting for other numbers of requests in flight, where objectives ask for them.
+        limits: What stands in for ``draft_steps`` where there are none.
+        doubtful_share: Share of positions at which the draft may be right in the engine and wrong in the trace, or
+            the other way round; 0 where replay gives the engine's own rounds.
     """
 
     trace: Trace
-    draft_steps: TimedSteps
+    draft_steps: TimedSteps | None = None
     draft_prefill: TimedSteps | None = None
     trace_key: str | None = None
+    draft_steps_at_load: dict[int, TimedSteps] = field(default_factory=dict)
+    limits: StepLimits | None = None
+    doubtful_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,10 +393,12 @@ class MeasureResult:
 
     Attributes:
         anchor: Ties this load to the machine's speed at that time; None where only one engine fits.
+        at_load: The candidate at other numbers of requests in flight, where objectives ask for them.
     """
 
     candidate: Measurement
     anchor: Measurement | None
+    at_load: dict[int, Measurement] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class RequestLog:
         if len(self._in_flight) > self._concurrency:
             raise MeasurementError(
                 f"{len(self._in_flight)} requests are in flight, {self._concurrency} were asked for",
-                "load the engine with max_num_seqs equal to the workload's concurrency",
+                "this is a fault of the engine: run() was told how many it may serve at once",
             )
         self._chunks[event.request_id] = []
         self._replace(event.request_id, sent_s=event.at_s, error="the engine ended without finishing the request")

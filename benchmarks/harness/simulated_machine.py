@@ -73,7 +73,7 @@ class SimulatedLoad:
     drafted_tokens: int = 0
     _totals: Counters = field(default_factory=Counters)
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:  # noqa: ARG002
         """Serve requests in order. An answer that is longer than its request's cap takes its share of the time."""
         for arrival in arrivals:
             yield from self._serve(arrival)

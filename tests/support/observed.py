@@ -102,7 +102,7 @@ class ScriptedEngine:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     closed: int = 0
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         for arrival in arrivals:
             self.served.append(arrival)
             self.log.append((self.name, arrival.prompt.prompt_id))

@@ -34,7 +34,7 @@ class Scripted(ScriptedEngine):
     slips: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         for arrival in arrivals:
             slip, place = self.slips.get(arrival.prompt.prompt_id), 0
             for event in super().run([arrival]):

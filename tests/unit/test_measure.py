@@ -7,9 +7,29 @@ import pytest
 
 from tests.support.observed import Clock, ScriptedEngine, a_prompt, prompts
 from tuner.errors import ConfigurationError, MeasurementError, WorkloadError
-from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor, process_tree_bytes
+from tuner.measure import (
+    MeasureLimits,
+    measure,
+    measure_blocks,
+    measure_loads,
+    measure_with_anchor,
+    process_tree_bytes,
+)
 from tuner.metrics import e2e_ms, mean_acceptance_length, summarize, tpot_ms, ttft_ms
-from tuner.records import Chunk, Counters, Finished, Measurement, Message, Prompt, Sent, from_json, to_json
+from tuner.records import (
+    Chunk,
+    Counters,
+    Finished,
+    Measurement,
+    MeasureResult,
+    Message,
+    Prompt,
+    Sent,
+    from_json,
+    to_json,
+)
+from tuner.speculation import EngineConfig
+from tuner.testing.fakes import FakeEngine
 
 LIMITS = MeasureLimits(max_output_tokens=5)
 
@@ -104,7 +124,7 @@ def test_a_request_that_is_never_finished_has_failed():
 
 def test_requests_that_the_engine_never_took_have_failed():
     class Lazy(ScriptedEngine):
-        def run(self, arrivals):
+        def run(self, arrivals, concurrency=None):
             yield from super().run([next(iter(arrivals))])
 
     measured = measure(Lazy(), prompts(3), LIMITS)
@@ -124,7 +144,7 @@ class Scripted(ScriptedEngine):
         super().__init__(totals=None)
         self.events = events
 
-    def run(self, arrivals):
+    def run(self, arrivals, concurrency=None):
         yield from self.events
 
 
@@ -150,7 +170,7 @@ def test_events_that_make_no_sense_are_refused(events, message):
 
 def test_more_requests_in_flight_than_asked_for_are_refused():
     class Eager(ScriptedEngine):
-        def run(self, arrivals):
+        def run(self, arrivals, concurrency=None):
             taken = list(arrivals)
             yield from (Sent(request_id=one.request_id, at_s=0.0) for one in taken)
             for one in taken:
@@ -198,6 +218,60 @@ def test_a_measurement_survives_being_stored():
     assert from_json(Measurement, text) == measured
 
 
+# ── several loads of one engine ───────────────────────────────────────────────────────────────────────────────
+
+
+def shared_rounds(max_num_seqs=4):
+    """An engine with a round of 125 ms for all requests in flight, and a first token after half a second."""
+    engine = FakeEngine(accepts=(0,))
+    config = EngineConfig(target_model="any", max_num_seqs=max_num_seqs)
+    return engine.load(config, engine.compile(config, "unused"))
+
+
+def most_in_flight(measured):
+    ended = [(record.sent_s, record.chunks[-1][0]) for record in measured.requests]
+    return max(sum(sent <= at_s < end for sent, end in ended) for at_s, _ in ended)
+
+
+def test_each_load_has_as_many_requests_in_flight():
+    found = measure_loads(shared_rounds(), prompts(8), LIMITS, (2, 4))
+    assert {load: most_in_flight(one) for load, one in found.items()} == {1: 1, 2: 2, 4: 4}
+    assert [one.environment["concurrency"] for one in found.values()] == ["1", "2", "4"]
+    assert [[record.prompt_id for record in one.requests] for one in found.values()] == [
+        [f"p{n}" for n in range(8)]
+    ] * 3
+
+
+def test_each_load_counts_its_own_rounds_and_time():
+    found = measure_loads(shared_rounds(), prompts(8), LIMITS, (4,))
+    assert found[1].counters == found[4].counters
+    assert found[1].wall_s == pytest.approx(8 * 1.0)
+    assert found[4].wall_s < 8 * 1.0
+
+
+def test_few_prompts_are_repeated_so_that_a_load_is_mostly_full():
+    found = measure_loads(shared_rounds(), prompts(3), LIMITS, (4,))
+    assert len(found[1].requests) == 3
+    assert [record.prompt_id for record in found[4].requests] == ["p0", "p1", "p2"] * 3
+
+
+def test_progress_counts_the_requests_of_every_load():
+    seen = []
+    measure_loads(shared_rounds(), prompts(3), LIMITS, (4,), progress=lambda *one: seen.append(one))
+    assert seen == [(done, 12) for done in range(1, 13)]
+
+
+def test_further_loads_are_the_candidates_alone():
+    seen = []
+    result = measure_with_anchor(
+        shared_rounds(), shared_rounds(), prompts(8), LIMITS, loads=(4,), progress=lambda *one: seen.append(one)
+    )
+    assert most_in_flight(result.at_load[4]) == 4
+    assert len(result.at_load[4].requests) == len(result.candidate.requests) == 8
+    assert seen[-1] == (19, 19)  # eight, three beside them, eight
+    assert from_json(MeasureResult, to_json(result)) == result
+
+
 # ── two engines in turns ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -243,7 +317,7 @@ def test_a_linear_drift_hits_both_sides_alike():
     clock = Clock()
 
     class Drifting(ScriptedEngine):
-        def run(self, arrivals):
+        def run(self, arrivals, concurrency=None):
             for arrival in arrivals:
                 self.round_s = [0.01 * (1 + clock.now_s / 10)]
                 yield from super().run([arrival])

@@ -27,6 +27,9 @@ class Capabilities:
         loads_at_once: Loaded engines that fit beside each other; 2 lets two configurations be interleaved.
         wasted_draft_passes: Draft passes of a round beyond the tokens that it proposes: a round with k drafted tokens
             runs the draft k + this many times. NxDI's fused speculation wastes one.
+        drafts_are_sampled: Whether a draft model draws its tokens where the target samples; else it proposes its most
+            likely ones.
+        device: What it runs on, a name of ``priors.DEVICES``; None where that is known only when it is loaded.
     """
 
     methods: frozenset[Method]
@@ -36,6 +39,8 @@ class Capabilities:
     gives_token_ids: bool
     loads_at_once: int
     wasted_draft_passes: int = 0
+    drafts_are_sampled: bool = False
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +54,12 @@ class Artifact:
 class LoadedEngine(Protocol):
     """An engine that holds a model and serves requests. A context manager; ``close`` may be called twice."""
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         """Serve requests and yield what happens, in order of time.
 
-        ``arrivals`` is pulled whenever a slot is free, so a closed loop is an iterable that never waits and an
-        open loop one whose ``at_s`` lie apart. Every request yields ``Sent``, its ``Chunk``s, then ``Finished``
-        or ``Failed``; one request's failure does not end the others.
+        ``arrivals`` is pulled whenever fewer than ``concurrency`` are in flight, None for as many as there are slots,
+        so a closed loop is an iterable that never waits and an open loop one whose ``at_s`` lie apart. Every request
+        yields ``Sent``, its ``Chunk``s, then ``Finished`` or ``Failed``; one request's failure does not end the others.
         """
         ...
 

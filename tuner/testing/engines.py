@@ -166,6 +166,17 @@ class EngineContract:
                 assert_same_outputs(found, alone, name)
                 assert_counters_agree(loaded.counters(), found, drafted_tokens)
 
+    def test_no_more_requests_are_in_flight_than_were_asked_for(
+        self, engine: Engine, config: EngineConfig, prompts: tuple[Prompt, ...], artifact_dir: str
+    ) -> None:
+        roomy = replace(config, max_num_seqs=min(3, engine.capabilities.max_num_seqs))
+        in_flight: set[str] = set()
+        with load(engine, roomy, NO_SPECULATION, artifact_dir) as loaded:
+            for event in loaded.run(arrivals(prompts, max_output_tokens=4), concurrency=1):
+                in_flight = in_flight | {event.request_id} if isinstance(event, Sent) else in_flight
+                assert len(in_flight) == 1
+                in_flight = in_flight - {event.request_id} if isinstance(event, Failed | Finished) else in_flight
+
     def test_an_output_never_exceeds_its_cap(
         self,
         engine: Engine,

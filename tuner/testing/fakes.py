@@ -123,13 +123,14 @@ class LoadedFakeEngine:
         self._draft_name, self._drafted_tokens = config.speculation.draft_name, config.speculation.drafted_tokens
         self._rounds: list[tuple[int, int]] = []  # drafted and accepted of each
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         """Serve requests; those in flight share their rounds."""
         began_s, queue = self._clock.now_s, iter(arrivals)
+        most = min(concurrency or self._max_num_seqs, self._max_num_seqs)
         waiting = None
         running: list[_Request] = []
         while True:
-            while len(running) < self._max_num_seqs and (waiting := waiting or next(queue, None)) is not None:
+            while len(running) < most and (waiting := waiting or next(queue, None)) is not None:
                 due_s = began_s + waiting.at_s
                 if due_s > self._clock.now_s and running:
                     break

@@ -36,12 +36,12 @@ class Decoder:
     max_model_len: int
     tally: Tally = field(default_factory=Tally)
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         """Serve requests; see ``LoadedEngine.run``."""
-        queue = ArrivalQueue(arrivals)
+        queue, most = ArrivalQueue(arrivals), min(concurrency or self.max_num_seqs, self.max_num_seqs)
         running: list[Running] = []
         while True:
-            while len(running) < self.max_num_seqs and (arrival := queue.take(wait=not running)) is not None:
+            while len(running) < most and (arrival := queue.take(wait=not running)) is not None:
                 running += yield from self._admit(arrival, free_slot(running))
             if not running:
                 return

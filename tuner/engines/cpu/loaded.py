@@ -44,9 +44,9 @@ class LoadedCpuEngine:
         torch.set_num_threads(self._threads.threads)
         return self._open
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         """Serve requests; see ``LoadedEngine``."""
-        return self._decoder().run(arrivals)
+        return self._decoder().run(arrivals, concurrency)
 
     def counters(self) -> Counters:
         """Totals since load."""
