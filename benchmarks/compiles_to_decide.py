@@ -44,8 +44,8 @@ class Size:
     rival_evaluations: int
 
 
-FULL = Size(worlds=1000, large_worlds=100, rival_worlds=100, gp_worlds=30, rival_evaluations=50)
-QUICK = Size(worlds=60, large_worlds=6, rival_worlds=10, gp_worlds=3, rival_evaluations=25)
+FULL = Size(worlds=1000, large_worlds=100, rival_worlds=100, gp_worlds=30, rival_evaluations=40)
+QUICK = Size(worlds=70, large_worlds=5, rival_worlds=10, gp_worlds=4, rival_evaluations=25)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,9 +82,9 @@ def run_family(family: Family, size: Size, seed: int) -> dict[str, object]:
     drawn = list(worlds(family, size.large_worlds if family is LARGE else size.worlds, seed))
     replay = search_all(drawn, search_with_replay)
     rivals = drawn[: min(size.rival_worlds, len(drawn))]
-    mean_regret = float(np.mean([one.regret for one in replay]))
+    gp_worlds = size.gp_worlds if family is WELL_SPECIFIED else size.gp_worlds // 3
     samplers = {
-        name: rival(rivals[: size.gp_worlds] if name == "gp" else rivals, name, size.rival_evaluations, replay)
+        name: rival(rivals[:gp_worlds] if name == "gp" else rivals, name, size.rival_evaluations, replay)
         for name in RIVALS
     }
     return {
@@ -95,8 +95,8 @@ def run_family(family: Family, size: Size, seed: int) -> dict[str, object]:
         "replay_4_in_flight": summary(search_all(drawn, _4_in_flight)),
         "predicted_best": summary(search_all(drawn, take_predicted_best)),
         "exhaustive": summary([exhaustive(world, index) for index, world in enumerate(drawn)]),
-        "samplers": {name: describe(one, mean_regret) for name, one in samplers.items()},
-        "best_optuna": best_sampler(samplers, mean_regret),
+        "samplers": {name: describe(one) for name, one in samplers.items()},
+        "best_optuna": best_sampler(samplers),
     }
 
 
@@ -132,6 +132,16 @@ class Rival:
     informed: Sequence[Sequence[float]]
     replay: Sequence[Outcome]
 
+    @property
+    def replay_regret(self) -> float:
+        """Mean of replay over the same worlds."""
+        return float(np.mean([one.regret for one in self.replay]))
+
+    @property
+    def needed(self) -> int | None:
+        """Evaluations for the mean regret that replay has on the same worlds; None where they do not suffice."""
+        return evaluations_for(self.uninformed, self.replay_regret)
+
 
 def rival(drawn: Sequence[World], name: str, evaluations: int, replay: Sequence[Outcome]) -> Rival:
     """Let a sampler of Optuna's search the worlds."""
@@ -145,25 +155,25 @@ _SHORT = 12
 """Evaluations of informed rivals: they are compared at the number of compiles that replay takes."""
 
 
-def describe(one: Rival, regret: float) -> dict[str, object]:
+def describe(one: Rival) -> dict[str, object]:
     """A rival's figures; regrets of the informed at replay's own number of compiles in each world, and at one less."""
     same = [curve[min(run.evaluations, _SHORT) - 1] for curve, run in zip(one.informed, one.replay, strict=True)]
     less = [curve[min(run.evaluations, _SHORT) - 2] for curve, run in zip(one.informed, one.replay, strict=True)]
     return {
         "worlds": len(one.replay),
-        "evaluations_for_same_regret": evaluations_for(one.uninformed, regret),
+        "evaluations_for_same_regret": one.needed,
         "evaluations_at_most": len(one.uninformed[0]),
         "regret_after_16_mean": _share(float(np.mean([curve[15] for curve in one.uninformed]))),
         "informed_regret_at_same_compiles_mean": _share(float(np.mean(same))),
         "informed_regret_at_one_compile_less_mean": _share(float(np.mean(less))),
-        "informed_evaluations_for_same_regret": evaluations_for(one.informed, regret),
-        "replay_regret_mean": _share(float(np.mean([run.regret for run in one.replay]))),
+        "informed_evaluations_for_same_regret": evaluations_for(one.informed, one.replay_regret),
+        "replay_regret_mean": _share(one.replay_regret),
     }
 
 
-def best_sampler(samplers: Mapping[str, Rival], regret: float) -> dict[str, object]:
+def best_sampler(samplers: Mapping[str, Rival]) -> dict[str, object]:
     """The uninformed sampler that comes to replay's regret first; where none does, the one that comes nearest."""
-    needed = {name: evaluations_for(one.uninformed, regret) for name, one in samplers.items()}
+    needed = {name: one.needed for name, one in samplers.items()}
     last = {name: float(np.asarray(one.uninformed).mean(axis=0)[-1]) for name, one in samplers.items()}
     reached = [name for name, count in needed.items() if count is not None]
     best = min(reached, key=lambda name: needed[name] or 0) if reached else min(last, key=last.__getitem__)
