@@ -59,7 +59,10 @@ ORDERS = (Order.BLOCKS, Order.PASSES)
 
 WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 100, 30
 
-POWER = 0.8
+WANTED_POWER, PLANNED_POWER = 0.8, 0.85
+"""What must be reached, and what the number of prompts is planned for: its formula knows neither the machine's drift nor
+the skew of answers, which took 1-3 % of 80 % away."""
+
 ONE_SIDED_99 = 0.98
 """As the confidence of a two-sided interval."""
 
@@ -170,7 +173,7 @@ def describe_power(arguments: argparse.Namespace, drafts: Drafts, console: Conso
     generator = np.random.default_rng([arguments.seed, len(NULL_FAMILIES)])
     variation = spread(with_gain(POWER_GAIN, *drafts[POWER_DRAFT]), generator)
     distance = math.log(POWER_GAIN / (1 + DEFAULT_MARGIN))
-    needed = prompts_needed(variation, distance, ONE_SIDED_99, power=POWER)
+    needed = prompts_needed(variation, distance, ONE_SIDED_99, power=PLANNED_POWER)
 
     def share(prompts: int, order: Order, worlds: int) -> dict[str, Any]:
         generators = _generators(arguments, (len(NULL_FAMILIES), prompts), worlds)
@@ -179,7 +182,8 @@ def describe_power(arguments: argparse.Namespace, drafts: Drafts, console: Conso
 
     return {
         "gain": POWER_GAIN,
-        "wanted": POWER,
+        "wanted": WANTED_POWER,
+        "planned": PLANNED_POWER,
         "coefficient_of_variation": round(variation, 4),
         **share(needed, Order.BLOCKS, arguments.power_worlds),
         f"at_{FEW_PROMPTS}_prompts": share(FEW_PROMPTS, Order.BLOCKS, arguments.power_worlds),

@@ -48,6 +48,9 @@ POWER_GAIN = 1.05
 POWER_DRAFT = 2 * len(DRAFTED_TOKENS) + 2
 """The third draft at k = 3."""
 
+NOISES_PER_PROMPT = 10
+"""Draws of noise for each prompt of the population: hiccups are rare, and weigh much in a spread."""
+
 SEARCH_PROMPTS = 24
 LOAD_ERROR = 0.02
 """By which one load's speed differs from another's in a search, after correction by the anchor."""
@@ -167,7 +170,8 @@ def _drifting(generator: np.random.Generator, candidate: Configuration, searched
 
 def spread(configuration: Configuration, generator: np.random.Generator) -> float:
     """Coefficient of variation of the paired gain over the whole population, noise included."""
-    timing, prompts = configuration.timing, configuration.population
+    timing, population = configuration.timing, configuration.population
+    prompts = population[np.tile(np.arange(len(population)), NOISES_PER_PROMPT)]
     sides = [
         side * timing.noises(generator, len(prompts)) for side in (timing.plain(prompts), timing.speculated(prompts))
     ]
