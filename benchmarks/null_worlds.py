@@ -60,8 +60,8 @@ ORDERS = (Order.BLOCKS, Order.PASSES)
 WORLDS, QUICK_WORLDS, QUICK_POWER_WORLDS = 1000, 100, 30
 
 WANTED_POWER, PLANNED_POWER = 0.8, 0.85
-"""What must be reached, and what the number of prompts is planned for: its formula knows neither the machine's drift nor
-the skew of answers, which took 1-3 % of 80 % away."""
+"""What must be reached, and what the number of prompts is planned for: its formula knows neither the machine's drift
+nor the skew of answers, which took 1-3 points of 80 % away."""
 
 ONE_SIDED_99 = 0.98
 """As the confidence of a two-sided interval."""
