@@ -26,10 +26,13 @@ from numpy.typing import NDArray
 
 from tuner.errors import MeasurementError
 from tuner.metrics import completed, tpot_ms
-from tuner.records import BaselineResult, TimedSteps, TraceResult
-from tuner.step_times import Step, StepTimes, median_ms, timed_step_times
+from tuner.records import BaselineResult, StepLimits, TimedSteps, TraceResult
+from tuner.step_times import Step, StepTimes, guessed_step_times, median_ms, timed_step_times
 
 Floats = NDArray[np.float64]
+
+MOST_DOUBT = 0.25
+"""Relative sd of a configuration's decode time that doubtful positions give it at most."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots: cached_property needs a dictionary
@@ -40,11 +43,13 @@ class CostModel:
         step_times: Of passes and drafts; sharpened by measured configurations.
         draft_prefill: What the draft adds to the time to the first token, by its name; absent where it reads nothing.
         wasted_draft_passes: Passes of a round beyond the tokens that it proposes; only where times are guessed.
+        most_drafted_tokens: Likewise, the largest round that is predicted; None is no limit.
     """
 
     step_times: StepTimes
     draft_prefill: Mapping[str, TimedSteps] = field(default_factory=dict)
     wasted_draft_passes: int = 0
+    most_drafted_tokens: int | None = None
 
     @classmethod
     def timed(cls, verify: TimedSteps, traces: Sequence[TraceResult], plain_round_ms: float | None) -> Self:
@@ -61,9 +66,49 @@ class CostModel:
         """
         one_row_ms, _ = median_ms(verify, min(verify.seconds, default=1))
         scale = 1.0 if plain_round_ms is None else min(1.0, plain_round_ms / one_row_ms)
-        drafts = {one.trace.draft_name: one.draft_steps for one in traces}
+        drafts = {one.trace.draft_name: one.draft_steps for one in traces if one.draft_steps is not None}
         prefill = {one.trace.draft_name: one.draft_prefill for one in traces if one.draft_prefill is not None}
         return cls(step_times=timed_step_times(verify, drafts, scale), draft_prefill=prefill)
+
+    @classmethod
+    def guessed(cls, limits: Mapping[str, StepLimits], plain_round_ms: float) -> Self:
+        """From limits of the steps, by draft, where the engine cannot time any: at least one draft.
+
+        What a draft adds to the time to the first token is not guessed: it is predicted as the baseline's.
+
+        Raises:
+            MeasurementError: A limit or the plain round is not positive.
+        """
+        rows, passes = zip(*((one.row, one.draft_pass) for one in limits.values()), strict=True)
+        row = (min(low for low, _ in rows) * plain_round_ms, max(high for _, high in rows) * plain_round_ms)
+        in_ms = [(low * plain_round_ms, high * plain_round_ms) for low, high in passes]
+        return cls(
+            step_times=guessed_step_times(row, dict(zip(limits, in_ms, strict=True))),
+            wasted_draft_passes=max(one.wasted_draft_passes for one in limits.values()),
+            most_drafted_tokens=max(one.most_drafted_tokens for one in limits.values()),
+        )
+
+    def with_doubts(self, shares: Mapping[str, float]) -> Self:
+        """The same, and for drafts of which a share of positions is doubtful a step of its own that stands for them.
+
+        The step is a factor near 1, so that measured configurations sharpen it as they do times; see ``doubt``.
+        """
+        if not any(shares.values()):
+            return self
+        doubted = {Step("doubt", name, 1): min(share, MOST_DOUBT) for name, share in shares.items() if share > 0}
+        return replace(self, step_times=self.step_times.with_factors(doubted))
+
+    def doubt(self, draft_name: str, mean_acceptance_length: float | None) -> tuple[int, float] | None:
+        """Which step stands for a draft's doubtful positions, and its weight in a round; None where none does.
+
+        A position that misses instead of hitting costs a round more at most, so of a share s of doubtful positions
+        the rounds change by s · τ at most: a step of relative sd s has the weight τ.
+        """
+        index = self._index.get(Step("doubt", draft_name, 1))
+        if index is None or mean_acceptance_length is None:
+            return None
+        share = float(np.sqrt(self.step_times.covariance[index, index]))
+        return index, min(mean_acceptance_length, MOST_DOUBT / share)
 
     def with_step_times(self, step_times: StepTimes) -> Self:
         """The same with other times."""
@@ -78,7 +123,8 @@ class CostModel:
     def reaches(self, draft_name: str, drafted_tokens: int) -> bool:
         """Whether a round of that many tokens lies within what was timed; nothing is extrapolated."""
         if Step("row", "", 1) in self._index:
-            return Step("pass", draft_name, 1) in self._index
+            most = self.most_drafted_tokens
+            return Step("pass", draft_name, 1) in self._index and (most is None or drafted_tokens <= most)
         widths, lengths = self._sizes("verify", ""), self._sizes("draft", draft_name)
         return drafted_tokens + 1 <= max(widths, default=0) and drafted_tokens <= max(lengths, default=0)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.acceptance_length import acceptance_lengths
 from tuner.cost_model import CostModel
 from tuner.errors import MeasurementError
-from tuner.intervals import log_ratio
+from tuner.intervals import Interval, log_ratio
 from tuner.metrics import LATENCIES, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
 from tuner.records import Measurement, RequestRecord, Trace
 from tuner.replay import ReplayedRounds, exactness, replay_all
@@ -117,6 +118,7 @@ class PredictedPaths:
         plain: As many of the baseline's rounds as it takes.
         weights: [steps], what its rounds take beyond those, summed over prompts.
         extra: What they take, per prompt.
+        acceptance_length: Limits of τ over prompts; None for fewer than three.
     """
 
     rounds: ReplayedRounds
@@ -125,6 +127,7 @@ class PredictedPaths:
     plain: Floats
     weights: Floats
     extra: Floats
+    acceptance_length: Interval | None = None
 
     @property
     def decode(self) -> Floats:
@@ -140,7 +143,7 @@ class PredictedPaths:
 
     def priced(self, draft_name: str, costs: CostModel) -> PredictedPaths:
         """The same rounds at other step times."""
-        return _paths(draft_name, self.rounds, costs, self.baseline)
+        return replace(_paths(draft_name, self.rounds, costs, self.baseline), acceptance_length=self.acceptance_length)
 
 
 def predicted_paths(
@@ -159,22 +162,44 @@ def predicted_paths(
             "trace the outputs of this baseline",
         )
     every = replay_all(trace, list(drafted_tokens), shared)
-    return [_paths(trace.draft_name, one, costs, baseline.chosen(one.prompt_ids)) for one in every]
+    return [
+        replace(_paths(trace.draft_name, one, costs, baseline.chosen(one.prompt_ids)), acceptance_length=length)
+        for one, length in zip(every, acceptance_lengths(every), strict=True)
+    ]
 
 
 def _paths(draft_name: str, rounds: ReplayedRounds, costs: CostModel, baseline: BaselinePaths) -> PredictedPaths:
     k = rounds.drafted_tokens
     used = np.flatnonzero(rounds.rounds_by_drafted.sum(axis=0))
-    weights = costs.round_weights(draft_name, k)
+    plain = rounds.rounds * baseline.tpot
+    weights = rounds.rounds_by_drafted.sum(axis=0) @ costs.round_weights(draft_name, k)
+    extra = rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used]
+    doubted = costs.doubt(draft_name, rounds.mean_acceptance_length) if k else None
+    if doubted is not None:
+        weights, extra = _doubted(weights, plain, extra, costs, *doubted)
     prefill = costs.draft_prefill_ms(draft_name, baseline.prompt_tokens) if k else np.zeros(len(baseline.ttft))
     return PredictedPaths(
         rounds=rounds,
         baseline=baseline,
         first=baseline.ttft + prefill,
-        plain=rounds.rounds * baseline.tpot,
-        weights=rounds.rounds_by_drafted.sum(axis=0) @ weights,
-        extra=rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used],
+        plain=plain,
+        weights=weights,
+        extra=extra,
     )
+
+
+def _doubted(
+    weights: Floats, plain: Floats, extra: Floats, costs: CostModel, index: int, weight: float
+) -> tuple[Floats, Floats]:
+    """Weights of the steps and time beyond plain rounds, where replay's rounds are more or fewer by a factor.
+
+    Decode time D becomes D · (1 + weight · (factor − 1)), linear in the factor as in all steps.
+    """
+    decode = plain + extra
+    stretch = 1 + weight * (float(np.exp(costs.step_times.log_ms[index])) - 1)
+    weights = weights * stretch
+    weights[index] = weight * float(decode.sum())
+    return weights, decode * stretch - plain
 
 
 def predict(trace: Trace, costs: CostModel, baseline: Measurement, drafted_tokens: int) -> Prediction:
@@ -187,6 +212,14 @@ def within_reach(trace: Trace, costs: CostModel, drafted_tokens: Collection[int]
     """Those numbers of drafted tokens that the trace and the timed steps reach."""
     name = trace.draft_name
     return [k for k in drafted_tokens if exactness(trace, k).is_exact and costs.reaches(name, k)]
+
+
+def beyond_reach(trace: Trace, costs: CostModel, drafted_tokens: int) -> str:
+    """Why a number of drafted tokens has no prediction; empty where it is within reach."""
+    told = exactness(trace, drafted_tokens)
+    if not told.is_exact:
+        return told.reason
+    return "" if costs.reaches(trace.draft_name, drafted_tokens) else "its rounds are wider than any that was timed"
 
 
 def prediction(draft_name: str, paths: PredictedPaths, costs: CostModel) -> Prediction:
@@ -205,7 +238,7 @@ def prediction(draft_name: str, paths: PredictedPaths, costs: CostModel) -> Pred
         speedup=math.exp(float(gain[0])),
         speedup_low=math.exp(float(gain[0]) - spread),
         speedup_high=math.exp(float(gain[0]) + spread),
-        columns=_columns(paths.rounds, paths.first, paths.decode),
+        columns=_columns(paths.rounds, paths.first, paths.decode) | _length_limits(paths.acceptance_length),
     )
 
 
@@ -231,6 +264,13 @@ def _columns(rounds: ReplayedRounds, ttft: Floats, decode: Floats) -> dict[str, 
         "mean_acceptance_length": rounds.mean_acceptance_length,
         "acceptance_rate": rounds.acceptance_rate,
         "waste_tokens_per_output_token": rounds.waste_tokens_per_output_token,
+    }
+
+
+def _length_limits(length: Interval | None) -> dict[str, float | None]:
+    return {
+        "mean_acceptance_length_low": None if length is None else length.low,
+        "mean_acceptance_length_high": None if length is None else length.high,
     }
 
 

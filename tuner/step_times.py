@@ -56,6 +56,7 @@ class Step:
     """One kind of step: ``("verify", "", 4)`` is a target pass over four rows, ``("draft", "eagle", 2)`` drafting two.
 
     A guessed cost model has a step per row instead of one per size: ``("row", "", 1)`` and ``("pass", "eagle", 1)``.
+    ``("doubt", "eagle", 1)`` is no time but a factor near 1 of the rounds that replay counts; see ``with_factors``.
     """
 
     kind: str
@@ -110,6 +111,14 @@ class StepTimes:
             if np.abs(step).max() < FITTED:
                 break
         return replace(self, log_ms=theta, covariance=_inverse(fit.curvature(theta)))
+
+    def with_factors(self, sds: Mapping[Step, float]) -> StepTimes:
+        """The same beliefs, and steps of 1 beside them with these relative sds, independent of all others."""
+        count = len(self.steps)
+        covariance = np.diag([0.0] * count + [sd**2 for sd in sds.values()])
+        covariance[:count, :count] = self.covariance
+        logs: Floats = np.concatenate([self.log_ms, np.zeros(len(sds))])
+        return replace(self, steps=(*self.steps, *sds), log_ms=logs, covariance=covariance)
 
     def draws(self, count: int, rng: np.random.Generator) -> Floats:
         """Random step times that agree with the beliefs: [count, steps], ms."""
