@@ -1,7 +1,7 @@
 """Every figure derived from what was observed: one function each, with its formula.
 
-Engines deliver timestamps and counts, reports deliver text; formulas live here alone. ``METRICS`` describes
-them as data, and ``docs/metrics.md`` is made from it by ``python -m tuner.metrics``.
+Engines deliver timestamps and counts, reports deliver text; formulas live here alone. ``metric_definitions``
+describes them as data, and ``docs/metrics.md`` is made from it by ``python -m tuner.metrics``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.errors import MeasurementError
+from tuner.metric_definitions import METRICS
 from tuner.records import Measurement, RequestRecord
 
 FORMULA_VERSION = 1
@@ -24,141 +25,7 @@ Statistic = Literal["mean", "p50", "p90", "p99"]
 STATISTICS: tuple[Statistic, ...] = ("mean", "p50", "p90", "p99")
 
 MS_PER_S = 1000.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricDefinition:
-    """One metric as data: what its documentation is made from.
-
-    Attributes:
-        name: As in tables and ``--json``; ends with its unit.
-        direction: Which way is better; None where neither is.
-        inputs: Recorded facts that it is derived from.
-        absent: When it is None.
-    """
-
-    name: str
-    unit: str
-    formula: str
-    direction: Literal["down", "up"] | None
-    inputs: tuple[str, ...]
-    absent: str
-
-
-METRICS: tuple[MetricDefinition, ...] = (
-    MetricDefinition(
-        name="ttft_ms",
-        unit="ms",
-        formula="first chunk that carries a token − sent",
-        direction="down",
-        inputs=("sent_s", "chunks"),
-        absent="no token came, or the request failed",
-    ),
-    MetricDefinition(
-        name="e2e_ms",
-        unit="ms",
-        formula="last token − sent",
-        direction="down",
-        inputs=("sent_s", "chunks"),
-        absent="no token came, or the request failed",
-    ),
-    MetricDefinition(
-        name="tpot_ms",
-        unit="ms",
-        formula="(t_last − t_first) / (N − tokens of the first chunk); over requests, the mean is the ratio of sums",
-        direction="down",
-        inputs=("chunks", "output_tokens"),
-        absent="fewer than two chunks, or the request failed",
-    ),
-    MetricDefinition(
-        name="inter_chunk_ms",
-        unit="ms",
-        formula="gaps between chunks; a chunk may hold several tokens, so this is no latency between tokens",
-        direction="down",
-        inputs=("chunks",),
-        absent="one chunk",
-    ),
-    MetricDefinition(
-        name="round_time_ms",
-        unit="ms",
-        formula="Σ(t_last − t_first) / Σ rounds, requests one at a time",
-        direction="down",
-        inputs=("chunks", "rounds"),
-        absent="the engine counts no rounds, or requests overlapped",
-    ),
-    MetricDefinition(
-        name="output_tokens_per_s",
-        unit="tokens/s",
-        formula="ΣN / wall time",
-        direction="up",
-        inputs=("output_tokens", "wall_s"),
-        absent="no request was completed",
-    ),
-    MetricDefinition(
-        name="goodput_requests_per_s",
-        unit="requests/s",
-        formula="requests that met every limit / wall time",
-        direction="up",
-        inputs=("sent_s", "chunks", "output_tokens", "wall_s"),
-        absent="no limit was given",
-    ),
-    MetricDefinition(
-        name="mean_acceptance_length",
-        unit="tokens/round",
-        formula="τ = Σ(N − 1) / Σ rounds over completed requests; the first token comes from the prefill",
-        direction="up",
-        inputs=("output_tokens", "rounds"),
-        absent="the engine counts no rounds, or no round was needed",
-    ),
-    MetricDefinition(
-        name="acceptance_rate",
-        unit="",
-        formula="accepted / drafted; depends on k, so it is no objective",
-        direction=None,
-        inputs=("drafted_tokens", "accepted_tokens"),
-        absent="nothing was drafted (the baseline), or the engine does not count",
-    ),
-    MetricDefinition(
-        name="waste_tokens_per_output_token",
-        unit="tokens/token",
-        formula="Σ(drafted − accepted) / ΣN",
-        direction="down",
-        inputs=("drafted_tokens", "accepted_tokens", "output_tokens"),
-        absent="the engine does not count drafted tokens",
-    ),
-    MetricDefinition(
-        name="acceptance_by_position",
-        unit="",
-        formula="rounds that accepted position i / rounds that drafted it",
-        direction=None,
-        inputs=("drafted_at", "accepted_at"),
-        absent="the engine does not count positions",
-    ),
-    MetricDefinition(
-        name="conditional_acceptance_by_position",
-        unit="",
-        formula="α_i = accepted at i / accepted at i − 1, among rounds that drafted i",
-        direction=None,
-        inputs=("drafted_at", "accepted_at"),
-        absent="some rounds drafted i − 1 tokens and stopped: not drafted is not rejected",
-    ),
-    MetricDefinition(
-        name="failed_requests",
-        unit="requests",
-        formula="requests that ended badly; they enter no latency",
-        direction="down",
-        inputs=("error",),
-        absent="never",
-    ),
-    MetricDefinition(
-        name="peak_memory_bytes",
-        unit="bytes",
-        formula="largest resident memory of the engine's process tree",
-        direction="down",
-        inputs=("peak_memory_bytes",),
-        absent="the engine runs elsewhere, or beside another one",
-    ),
-)
+SECONDS_PER_HOUR = 3600.0
 
 
 def check_record(record: RequestRecord) -> None:
@@ -273,6 +140,13 @@ def output_tokens_per_s(measurement: Measurement) -> float | None:
     """ΣN of completed requests / wall time. None when nothing was completed."""
     tokens = sum(record.output_tokens or 0 for record in completed(measurement.requests))
     return tokens / measurement.wall_s if tokens and measurement.wall_s > 0 else None
+
+
+def cost_per_million_tokens(tokens_per_s: float | None, price_per_hour: float | None) -> float | None:
+    """Price per hour / 3600 / output tokens per second · 10⁶. None without a price or a throughput."""
+    if not tokens_per_s or price_per_hour is None:
+        return None
+    return price_per_hour / SECONDS_PER_HOUR / tokens_per_s * 1e6
 
 
 def goodput_requests_per_s(measurement: Measurement, limits_ms: Mapping[str, float]) -> float | None:
@@ -429,7 +303,8 @@ def metrics_markdown() -> str:
             f"Formula version {FORMULA_VERSION}. Made by `python -m tuner.metrics > docs/metrics.md`.",
             "",
             "N is the number of output tokens as the engine says it. A figure that cannot be derived is `null`,",
-            "never 0. Latencies have the columns `_mean`, `_p50`, `_p90` and `_p99`.",
+            "never 0. Latencies have the columns `_mean`, `_p50`, `_p90` and `_p99`. A column that ends in `@N` is the",
+            "figure at N requests in flight; without it, at the workload's own number of them.",
             "",
             "| name | unit | formula | better | from | `null` when |",
             "|---|---|---|---|---|---|",

@@ -1,20 +1,34 @@
-"""What a study optimises: named figures of a measurement, each with a direction."""
+"""What a study optimises: named figures of a measurement, each with a direction.
+
+A name may end in ``@N``: the figure at N requests in flight. Without it, it is that of the workload's own number.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from numbers import Real
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import ConfigurationError, MeasurementError
-from tuner.metrics import LATENCIES, METRICS, STATISTICS, summarize
+from tuner.metric_definitions import METRICS
+from tuner.metrics import LATENCIES, STATISTICS, cost_per_million_tokens, summarize
 from tuner.records import Measurement
+
+THROUGHPUT, COST = "output_tokens_per_s", "cost_per_million_tokens"
+SPEED = frozenset({"e2e_ms", "tpot_ms", THROUGHPUT, COST})
+"""Metrics that speculation is for. At one number of requests in flight they go together, by Little's law."""
+
+MOST_LOAD = 64
+WITHOUT_LOAD = ("waste", "memory")
+"""Objectives that are the same, or nearly, however many requests are in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +36,31 @@ class Objective:
     """One figure to optimise.
 
     Attributes:
-        name: As a person writes it: ``"e2e_ms"`` is the mean, ``"e2e_ms_p90"`` a percentile.
+        name: As a person writes it: ``"e2e_ms"`` is the mean, ``"e2e_ms_p90"`` a percentile, ``"e2e_ms@4"`` the mean
+            at four requests in flight.
         column: The figure's name in ``metrics.summarize``.
         metric: The metric behind it, as in ``metrics.METRICS``.
+        load: Requests in flight; None for the workload's own number.
+        price_per_hour: Of the machines, for a cost.
     """
 
     name: str
     column: str
     metric: str
     direction: Literal["minimize", "maximize"] = "minimize"
+    load: int | None = None
+    price_per_hour: float | None = None
+
+    def value_in(self, columns: Mapping[str, float | None]) -> float | None:
+        """The objective's value from figures by column, all of its own load; None where it has none."""
+        if self.metric == COST:
+            return cost_per_million_tokens(columns.get(THROUGHPUT), self.price_per_hour)
+        return columns.get(self.column)
+
+
+def at_load(column: str, load: int | None) -> str:
+    """The name of a column of tables at that many requests in flight; None for the workload's own number."""
+    return column if load is None else f"{column}@{load}"
 
 
 def _latency_objectives() -> dict[str, Objective]:
@@ -47,36 +77,84 @@ def _latency_objectives() -> dict[str, Objective]:
 OBJECTIVES: dict[str, Objective] = _latency_objectives() | {
     "waste": Objective(name="waste", column="waste_tokens_per_output_token", metric="waste_tokens_per_output_token"),
     "memory": Objective(name="memory", column="peak_memory_bytes", metric="peak_memory_bytes"),
-    "output_tokens_per_s": Objective(
-        name="output_tokens_per_s",
-        column="output_tokens_per_s",
-        metric="output_tokens_per_s",
-        direction="maximize",
-    ),
+    THROUGHPUT: Objective(name=THROUGHPUT, column=THROUGHPUT, metric=THROUGHPUT, direction="maximize"),
+    "cost": Objective(name="cost", column=COST, metric=COST),
 }
 
 DEFAULT_OBJECTIVES: tuple[Objective, ...] = (OBJECTIVES["e2e_ms"], OBJECTIVES["waste"])
 """End-to-end latency, and the draft tokens wasted for it: the price of a latency bought with a large k."""
 
 
-def parse_objectives(names: Sequence[str]) -> tuple[Objective, ...]:
+def parse_objectives(
+    names: Sequence[str], *, concurrency: int | None = None, price_per_hour: float | None = None
+) -> tuple[Objective, ...]:
     """The objectives of these names, in their order; the default pair for no name.
 
     A latency's ``_mean`` may be written out.
 
+    Args:
+        names: As a person writes them.
+        concurrency: The workload's own number of requests in flight, which is no further load.
+        price_per_hour: Of the machines, for costs.
+
     Raises:
-        ConfigurationError: A name is unknown or written twice, or two are one objective in disguise.
+        ConfigurationError: A name is unknown or written twice, two are one objective in disguise, a load is none, or
+            a cost has no price.
     """
     if not names:
         return DEFAULT_OBJECTIVES
-    chosen = tuple(_objective(name) for name in names)
+    chosen = tuple(_objective(name.strip(), concurrency, price_per_hour) for name in names)
     _refuse_repeated(chosen)
     _refuse_disguised(chosen)
     return chosen
 
 
-def _objective(name: str) -> Objective:
-    found = OBJECTIVES.get(name.strip().removesuffix("_mean"))
+def further_loads(objectives: Sequence[Objective]) -> tuple[int, ...]:
+    """Numbers of requests in flight that objectives ask for beside the workload's own, smallest first."""
+    return tuple(sorted({objective.load for objective in objectives if objective.load is not None}))
+
+
+def deciding(objectives: Sequence[Objective]) -> Objective:
+    """The objective that says which configuration is deployed: the first about speed, else end-to-end latency.
+
+    Waste, memory and the time to the first token are best without speculation, so they choose no configuration.
+    """
+    return next((objective for objective in objectives if objective.metric in SPEED), OBJECTIVES["e2e_ms"])
+
+
+def _objective(written: str, concurrency: int | None, price_per_hour: float | None) -> Objective:
+    name, at, number = written.partition("@")
+    found = _named(name)
+    load = _load(found, written, number) if at else None
+    if found.metric == COST and price_per_hour is None:
+        raise ConfigurationError(
+            f"objective {written!r} needs a price", "give --price-per-hour, what the machines cost"
+        )
+    return replace(
+        found,
+        name=at_load(found.name, load),
+        load=None if load == concurrency else load,
+        price_per_hour=price_per_hour if found.metric == COST else None,
+    )
+
+
+def _load(objective: Objective, written: str, number: str) -> int:
+    """The requests in flight after the ``@``."""
+    if objective.name in WITHOUT_LOAD:
+        raise ConfigurationError(
+            f"objective {written!r}: {objective.name} does not depend on the requests in flight",
+            f"write {objective.name}, without {'@' + number}",
+        )
+    if not (number.isascii() and number.isdecimal() and 1 <= int(number) <= MOST_LOAD):
+        raise ConfigurationError(
+            f"objective {written!r}: {number!r} is no number of requests in flight",
+            f"write a whole number from 1 to {MOST_LOAD}, e.g. {objective.name}@8",
+        )
+    return int(number)
+
+
+def _named(name: str) -> Objective:
+    found = OBJECTIVES.get(name.removesuffix("_mean"))
     if found is not None:
         return found
     if name.startswith("acceptance"):
@@ -90,38 +168,52 @@ def _objective(name: str) -> Objective:
 
 
 def _refuse_repeated(chosen: Sequence[Objective]) -> None:
-    names = [objective.name for objective in chosen]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ConfigurationError(f"objective {repeated[0]!r} is given twice", "name each objective once")
+    seen: dict[tuple[str, int | None], Objective] = {}
+    for objective in chosen:
+        if (first := seen.setdefault((objective.column, objective.load), objective)) is not objective:
+            same = "" if first.name == objective.name else f", as {first.name!r}: the workload's own load is no other"
+            raise ConfigurationError(f"objective {objective.name!r} is given twice{same}", "name each objective once")
 
 
 def _refuse_disguised(chosen: Sequence[Objective]) -> None:
-    """Little's law: at a fixed number of requests in flight, throughput × latency is constant."""
-    throughput = [objective.name for objective in chosen if objective.metric == "output_tokens_per_s"]
-    latency = [objective.name for objective in chosen if objective.metric in ("e2e_ms", "tpot_ms")]
-    if throughput and latency:
-        raise ConfigurationError(
-            f"{throughput[0]!r} and {latency[0]!r} are one objective in disguise: with a fixed number of requests in "
-            "flight, tokens per second is that number divided by the time per token (Little's law)",
-            f"keep one of them and pair it with waste, e.g. {latency[0]} and waste",
-        )
+    """Little's law: at a fixed number of requests in flight, throughput × latency is constant, and so is cost's."""
+    for one, other in combinations(chosen, 2):
+        metrics = {one.metric, other.metric}
+        if one.load == other.load and metrics <= SPEED and metrics & {THROUGHPUT, COST}:
+            raise ConfigurationError(
+                f"{one.name!r} and {other.name!r} are one objective in disguise: with a fixed number of requests in "
+                "flight, tokens per second is that number divided by the time per token (Little's law), and a token "
+                "costs a second's price divided by tokens per second",
+                f"pair {one.name} with waste, or take the two at different numbers of requests in flight, e.g. "
+                "e2e_ms@1 and output_tokens_per_s@8",
+            )
 
 
-def values(measurement: Measurement, objectives: Sequence[Objective]) -> dict[str, float]:
-    """The measurement's value of each objective by name; all finite.
+def values(
+    measurement: Measurement,
+    objectives: Sequence[Objective],
+    at_loads: Mapping[int, Measurement] = MappingProxyType({}),
+) -> dict[str, float]:
+    """The value of each objective by name; all finite.
+
+    Args:
+        measurement: At the workload's own number of requests in flight.
+        objectives: Of the study.
+        at_loads: At each of their ``further_loads``.
 
     Raises:
         MeasurementError: A figure does not exist, with the reason; or it is not a finite number.
     """
-    columns = summarize(measurement)
-    missing = [objective for objective in objectives if columns[objective.column] is None]
-    if missing:
-        raise MeasurementError(
-            f"objective {missing[0].name!r} has no value: {_why_absent(measurement, missing[0])}",
-            "choose another --objective, or an engine that reports it",
-        )
-    return finite_values({objective.name: columns[objective.column] for objective in objectives}, objectives)
+    found = {}
+    for objective in objectives:
+        measured = measurement if objective.load is None else at_loads[objective.load]
+        found[objective.name] = objective.value_in(summarize(measured))
+        if found[objective.name] is None:
+            raise MeasurementError(
+                f"objective {objective.name!r} has no value: {_why_absent(measured, objective)}",
+                "choose another --objective, or an engine that reports it",
+            )
+    return finite_values(found, objectives)
 
 
 def _why_absent(measurement: Measurement, objective: Objective) -> str:

@@ -6,11 +6,12 @@ import pytest
 
 from tests.support.observed import a_failed_request, a_measurement, a_request
 from tuner.errors import MeasurementError
+from tuner.metric_definitions import METRICS
 from tuner.metrics import (
-    METRICS,
     acceptance_by_position,
     acceptance_rate,
     conditional_acceptance_by_position,
+    cost_per_million_tokens,
     e2e_ms,
     failed_requests,
     goodput_requests_per_s,
@@ -203,6 +204,13 @@ def test_goodput_counts_requests_that_met_every_limit():
     measured = a_measurement(quick, late, slow, a_failed_request("p3"), wall_s=4.0)
     assert goodput_requests_per_s(measured, {"ttft_ms": 200, "tpot_ms": 150}) == 0.25
     assert goodput_requests_per_s(measured, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "price", "cost"), [(100.0, 3.6, 10.0), (None, 3.6, None), (100.0, None, None)]
+)
+def test_a_million_tokens_cost_the_price_of_the_time_they_take(tokens_per_s, price, cost):
+    assert cost_per_million_tokens(tokens_per_s, price) == (None if cost is None else pytest.approx(cost))
 
 
 # ── documentation ─────────────────────────────────────────────────────────────────────────────────────────────

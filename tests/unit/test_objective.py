@@ -7,7 +7,17 @@ import pytest
 
 from tests.support.observed import a_failed_request, a_measurement, a_request
 from tuner.errors import ConfigurationError, MeasurementError
-from tuner.objective import DEFAULT_OBJECTIVES, OBJECTIVES, finite_values, losses, parse_objectives, values
+from tuner.objective import (
+    DEFAULT_OBJECTIVES,
+    OBJECTIVES,
+    at_load,
+    deciding,
+    finite_values,
+    further_loads,
+    losses,
+    parse_objectives,
+    values,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -62,6 +72,106 @@ def test_throughput_goes_with_time_to_first_token():
 def test_an_objective_given_twice_is_refused():
     with pytest.raises(ConfigurationError, match="'e2e_ms' is given twice"):
         parse_objectives(["e2e_ms", "e2e_ms_mean"])
+
+
+@pytest.mark.parametrize(
+    "pair", [("cost", "output_tokens_per_s"), ("cost", "e2e_ms_p90"), ("cost@4", "tpot_ms@4"), ("cost@4", "e2e_ms")]
+)
+def test_a_cost_is_latency_or_throughput_of_the_same_load_in_disguise(pair):
+    with pytest.raises(ConfigurationError, match="one objective in disguise"):
+        parse_objectives(pair, concurrency=4, price_per_hour=1.0)
+
+
+# ── loads ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_number_after_the_name_is_that_of_requests_in_flight():
+    alone, together = parse_objectives(["e2e_ms_mean@1", "output_tokens_per_s@8"])
+    assert (alone.name, alone.column, alone.load) == ("e2e_ms@1", "e2e_ms_mean", 1)
+    assert (together.name, together.metric, together.load) == ("output_tokens_per_s@8", "output_tokens_per_s", 8)
+    assert further_loads([together, alone, *DEFAULT_OBJECTIVES]) == (1, 8)
+
+
+def test_the_workloads_own_number_is_no_further_load():
+    alone, together = parse_objectives(["e2e_ms@1", "output_tokens_per_s@8"], concurrency=1)
+    assert (alone.name, alone.load) == ("e2e_ms@1", None)
+    assert further_loads([alone, together]) == (8,)
+    with pytest.raises(ConfigurationError, match="'e2e_ms@1' is given twice, as 'e2e_ms'"):
+        parse_objectives(["e2e_ms", "e2e_ms@1"], concurrency=1)
+
+
+def test_latency_goes_with_throughput_at_another_load():
+    assert names("e2e_ms@1", "output_tokens_per_s@8") == ["e2e_ms@1", "output_tokens_per_s@8"]
+    with pytest.raises(ConfigurationError, match="Little's law"):
+        parse_objectives(["e2e_ms@8", "output_tokens_per_s@8"])
+
+
+@pytest.mark.parametrize("number", ["0", "65", "-1", "1.5", "many", "", "²", "1@2"])
+def test_a_load_is_a_whole_number_up_to_64(number):
+    with pytest.raises(ConfigurationError, match="is no number of requests in flight") as caught:
+        parse_objectives([f"e2e_ms@{number}"])
+    assert caught.value.hint == "write a whole number from 1 to 64, e.g. e2e_ms@8"
+
+
+@pytest.mark.parametrize("name", ["waste", "memory"])
+def test_what_does_not_depend_on_the_load_takes_none(name):
+    with pytest.raises(ConfigurationError, match=f"{name} does not depend on the requests in flight") as caught:
+        parse_objectives([f"{name}@4"])
+    assert caught.value.hint == f"write {name}, without @4"
+
+
+def test_an_unknown_name_with_a_load_gets_the_nearest_one_too():
+    with pytest.raises(ConfigurationError, match="no objective named 'e2e_sm'") as caught:
+        parse_objectives(["e2e_sm@4"])
+    assert caught.value.hint == "did you mean 'e2e_ms'?"
+
+
+def test_columns_of_a_load_carry_its_number():
+    assert (at_load("tpot_ms_mean", None), at_load("tpot_ms_mean", 4)) == ("tpot_ms_mean", "tpot_ms_mean@4")
+
+
+def test_each_objective_takes_the_measurement_of_its_load():
+    fast, slow = (a_measurement(a_request(chunks=((0.1, 1), (0.1 * end, 1)))) for end in (2, 4))
+    objectives = parse_objectives(["e2e_ms", "e2e_ms@4"])
+    assert values(fast, objectives, {4: slow}) == pytest.approx({"e2e_ms": 200, "e2e_ms@4": 400})
+
+
+# ── cost ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_cost_without_a_price_is_refused():
+    with pytest.raises(ConfigurationError, match="objective 'cost@4' needs a price") as caught:
+        parse_objectives(["cost@4"])
+    assert "--price-per-hour" in caught.value.hint
+
+
+def test_a_cost_is_the_price_of_a_million_tokens():
+    two_tokens_a_second = a_measurement(a_request())
+    objectives = parse_objectives(["cost", "waste"], price_per_hour=7.2)
+    with_counters = a_measurement(a_request(drafted_tokens=0, accepted_tokens=0))
+    assert values(with_counters, objectives)["cost"] == pytest.approx(1000.0)
+    assert values(two_tokens_a_second, objectives[:1]) == pytest.approx({"cost": 1000.0})
+
+
+def test_the_price_belongs_to_costs_alone():
+    prices = [one.price_per_hour for one in parse_objectives(["cost@4", "e2e_ms@1"], price_per_hour=1.5)]
+    assert prices == [1.5, None]
+
+
+# ── what decides ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("written", "decides"),
+    [
+        ([], "e2e_ms"),
+        (["waste", "tpot_ms_p90"], "tpot_ms_p90"),
+        (["ttft_ms", "output_tokens_per_s@8", "e2e_ms@1"], "output_tokens_per_s@8"),
+        (["memory", "waste", "ttft_ms@4"], "e2e_ms"),
+    ],
+)
+def test_the_first_objective_about_speed_decides_what_is_deployed(written, decides):
+    assert deciding(parse_objectives(written)).name == decides
 
 
 def test_only_throughput_is_maximised():
