@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuner.api import SearchOptions as SearchOptions
+    from tuner.api import predict as predict
+    from tuner.api import run_prediction as run_prediction
     from tuner.api import run_search as run_search
     from tuner.api import search as search
     from tuner.driver import PredictedStudy as PredictedStudy
@@ -21,15 +23,29 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Observer": "tuner.observer",
+    "PredictedStudy": "tuner.driver",
     "SearchOptions": "tuner.api",
     "SearchResult": "tuner.driver",
     "Speculation": "tuner.speculation",
     "TunerError": "tuner.errors",
+    "predict": "tuner.api",
+    "run_prediction": "tuner.api",
     "run_search": "tuner.api",
     "search": "tuner.api",
 }
 
-__all__ = ["Observer", "SearchOptions", "SearchResult", "Speculation", "TunerError", "run_search", "search"]
+__all__ = [
+    "Observer",
+    "PredictedStudy",
+    "SearchOptions",
+    "SearchResult",
+    "Speculation",
+    "TunerError",
+    "predict",
+    "run_prediction",
+    "run_search",
+    "search",
+]
 
 try:
     __version__ = version("specdec-tuner")

@@ -245,23 +245,40 @@ def search(workload: str, observer: Observer | None = None, **options: Any) -> S
         ConfigurationError: An option that does not exist, or a value of another type.
         TunerError: As ``plan_search`` and ``Search.run`` say.
     """
+    return run_search(_typed("search", {"workload": workload, **options}), observer)
+
+
+def predict(workload: str, observer: Observer | None = None, **options: Any) -> PredictedStudy:
+    """Predict every configuration for a workload: only no speculation is run, and each draft along its outputs.
+
+    A search with the same options goes on from there.
+
+    Args:
+        workload: Name of a shipped workload, or a YAML or JSONL file.
+        observer: Hears the progress.
+        **options: The other fields of ``SearchOptions``.
+
+    Raises:
+        ConfigurationError: An option that does not exist, or a value of another type.
+        TunerError: As ``plan_search`` and ``Search.predict`` say.
+    """
+    return run_prediction(_typed("predict", {"workload": workload, **options}), observer)
+
+
+def _typed(function: str, options: Mapping[str, Any]) -> SearchOptions:
+    """The options with the types that they have on a command line; paths may be ``Path``."""
     known = SearchOptions.__dataclass_fields__
     for name in options:
         if name not in known:
-            raise ConfigurationError(f"search() has no option {name!r}", did_you_mean(name, tuple(known)))
-    return run_search(_typed({"workload": workload, **options}), observer)
-
-
-def _typed(options: Mapping[str, Any]) -> SearchOptions:
-    """The options with the types that they have on a command line; paths may be ``Path``."""
+            raise ConfigurationError(f"{function}() has no option {name!r}", did_you_mean(name, tuple(known)))
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
     try:
         return TypeAdapter(SearchOptions).validate_python(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name, reason = first["loc"][0], first["msg"].removeprefix("Input ")
+        field, reason = first["loc"][0], first["msg"].removeprefix("Input ")
         raise ConfigurationError(
-            f"search(): {name} {reason}, found {first['input']!r}", "see help(tuner.api.SearchOptions)"
+            f"{function}(): {field} {reason}, found {first['input']!r}", "see help(tuner.api.SearchOptions)"
         ) from error
 
 

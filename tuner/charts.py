@@ -1,11 +1,11 @@
-"""One plot: the speed-up of each draft over the number of drafted tokens, predicted and measured.
+"""A page of plots: the speed-up of each draft over the number of drafted tokens, and predicted against measured.
 
 The page carries plotly.js, so that it opens without a network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -26,7 +26,14 @@ BESIDE = 0.18
 """How far right of its k the final comparison stands, so that it does not cover the measurement."""
 
 FINAL = "final comparison"
+AXIS = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "tickcolor": GRID}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+STYLE = {
+    "font": {"family": FONT, "size": 14, "color": INK},
+    "paper_bgcolor": PAPER,
+    "plot_bgcolor": PAPER,
+    "hoverlabel": {"bgcolor": PAPER},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,7 @@ class ChartPoint:
         low: Lower limit; None where there is no interval.
         high: Upper limit; None where there is no interval.
         note: One line more for the hover text.
+        before: Likewise, what was predicted of a measured one.
     """
 
     drafted_tokens: int
@@ -46,6 +54,7 @@ class ChartPoint:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +76,36 @@ class SpeedChart:
     curves: tuple[DraftCurve, ...]
 
 
+Gain = tuple[float, float | None, float | None]
+"""A speed-up over no speculation and its limits; None where there is no interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyPoint:
+    """What was predicted of one configuration before it was measured, and what was measured."""
+
+    draft_name: str
+    drafted_tokens: int
+    predicted: Gain
+    measured: Gain
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyChart:
+    """What the second plot shows; there is at least one point."""
+
+    points: tuple[AccuracyPoint, ...]
+
+
+# ── speed-up over drafted tokens ──────────────────────────────────────────────────────────────────────────────────
+
+
 def speed_figure(chart: SpeedChart) -> go.Figure:
     """The plot: dashed lines with bands are predicted, points with bars measured, a star is the final comparison."""
-    figure = go.Figure()
-    for index, curve in enumerate(chart.curves):
-        colour = PALETTE[index % len(PALETTE)]
+    figure, colours = go.Figure(), colours_of(chart)
+    for curve in chart.curves:
+        colour = colours[curve.draft_name]
         figure.add_traces([*_band(curve, colour), *_prediction(curve, colour), *_measurements(curve, colour)])
     figure.add_hline(y=1.0, line={"color": INK, "width": 1.5})
     figure.add_annotation(
@@ -81,17 +115,9 @@ def speed_figure(chart: SpeedChart) -> go.Figure:
     return figure
 
 
-def write_chart(chart: SpeedChart, path: Path) -> None:
-    """Write the plot as one HTML page, at once or not at all.
-
-    Raises:
-        ConfigurationError: The folder does not exist or cannot be written.
-    """
-    page = speed_figure(chart).to_html(
-        include_plotlyjs=True, full_html=True, default_height="96vh", config={"displaylogo": False}
-    )
-    page = page.replace("<head>", f"<head><title>{escape(chart.title)}</title>", 1)
-    replace_text(path, page)
+def colours_of(chart: SpeedChart) -> dict[str, str]:
+    """Each draft's colour, the same in every plot of the page."""
+    return {curve.draft_name: PALETTE[index % len(PALETTE)] for index, curve in enumerate(chart.curves)}
 
 
 def _band(curve: DraftCurve, colour: str) -> list[go.Scatter]:
@@ -156,27 +182,31 @@ def _trace(curve: DraftCurve, points: Sequence[ChartPoint], kind: str, **style: 
 
 
 def _with_bars(trace: go.Scatter, colour: str) -> go.Scatter:
-    up, down = [], []
-    for speedup, (low, high) in zip(trace.y, trace.customdata, strict=True):
-        up.append(0.0 if high is None else high - speedup)
-        down.append(0.0 if low is None else speedup - low)
-    trace.error_y = {
-        "type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": colour, "thickness": 1.5
-    }  # fmt: skip
+    limits = zip(trace.y, trace.customdata, strict=True)
+    trace.error_y = _bars([(speedup, low, high) for speedup, (low, high) in limits], colour)
     return trace
+
+
+def _bars(gains: Sequence[Gain], colour: str) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [0.0 if high is None else high - speedup for speedup, _, high in gains],
+        "arrayminus": [0.0 if low is None else speedup - low for speedup, low, _ in gains],
+        "color": colour,
+        "thickness": 1.5,
+    }
 
 
 def _hover(draft_name: str, kind: str, point: ChartPoint) -> str:
     lines = [f"<b>{escape(draft_name)}</b>, k = {point.drafted_tokens}", f"{kind}: {point.speedup:.2f} ×"]
     if point.low is not None and point.high is not None:
         lines.append(f"interval {point.low:.2f} to {point.high:.2f} ×")
-    if point.note:
-        lines.append(escape(point.note))
+    lines += [escape(line) for line in (point.before, point.note) if line]
     return "<br>".join(lines)
 
 
 def _layout(chart: SpeedChart) -> dict[str, Any]:
-    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "tickcolor": GRID}
     tokens = [
         point.drafted_tokens for curve in chart.curves for point in (*curve.predicted, *curve.measured)
     ] or [1]  # fmt: skip
@@ -189,18 +219,111 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
             "xanchor": "left",
             "font": {"size": 20},
         },
-        "xaxis": axis
+        "xaxis": AXIS
         | {"title": "drafted tokens per round, k", "dtick": 1, "range": [min(tokens) - 0.4, max(tokens) + 0.4]},
-        "yaxis": axis | {"title": "speed-up over no speculation (×)", "tickformat": ".2f", "rangemode": "normal"},
+        "yaxis": AXIS | {"title": "speed-up over no speculation (×)", "tickformat": ".2f", "rangemode": "normal"},
         "legend": {"title": {"text": "draft"}, "groupclick": "togglegroup"},
-        "font": {"family": FONT, "size": 14, "color": INK},
-        "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
         "margin": {"t": TITLE_PX + LINE_PX * len(lines), "r": 30, "b": 60, "l": 80},
-        "hoverlabel": {"bgcolor": PAPER},
+        **STYLE,
     }
 
 
 def _faded(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"
+
+
+# ── predicted against measured ────────────────────────────────────────────────────────────────────────────────────
+
+
+def accuracy_figure(chart: AccuracyChart, colours: Mapping[str, str]) -> go.Figure:
+    """Measured over predicted speed-up, both with limits, and the diagonal on which a right prediction lies.
+
+    Args:
+        chart: One point per measured configuration.
+        colours: Of the drafts.
+    """
+    figure = go.Figure()
+    low, high = _extent(chart.points)
+    figure.add_trace(
+        go.Scatter(
+            x=[low, high],
+            y=[low, high],
+            mode="lines",
+            line={"color": INK, "width": 1.5},
+            hoverinfo="skip",
+            name="as predicted",
+        )
+    )
+    for name in dict.fromkeys(point.draft_name for point in chart.points):
+        mine = [point for point in chart.points if point.draft_name == name]
+        figure.add_trace(_compared(name, mine, colours[name]))
+    title = {"text": "<b>Predicted against measured</b>", "x": 0.01, "xanchor": "left", "font": {"size": 20}}
+    span = {"range": [low, high], "tickformat": ".2f", "constrain": "domain"}
+    figure.update_layout(
+        title=title,
+        xaxis=AXIS | span | {"title": "speed-up predicted before the measurement (×)"},
+        yaxis=AXIS | span | {"title": "speed-up measured (×)", "scaleanchor": "x"},
+        margin={"t": TITLE_PX, "r": 30, "b": 60, "l": 80},
+        **STYLE,
+    )
+    return figure
+
+
+def _extent(points: Sequence[AccuracyPoint]) -> tuple[float, float]:
+    """Limits of both axes, with a little room."""
+    shown = [value for point in points for value in (*point.predicted, *point.measured) if value is not None]
+    room = 0.05 * (max(shown) - min(shown)) or 0.05
+    return min(shown) - room, max(shown) + room
+
+
+def _compared(draft_name: str, points: Sequence[AccuracyPoint], colour: str) -> go.Scatter:
+    return go.Scatter(
+        x=[point.predicted[0] for point in points],
+        y=[point.measured[0] for point in points],
+        error_x=_bars([point.predicted for point in points], colour),
+        error_y=_bars([point.measured for point in points], colour),
+        mode="markers+text",
+        marker={"color": colour, "size": 10, "line": {"color": PAPER, "width": 1.5}},
+        text=[f"k = {point.drafted_tokens}" for point in points],
+        textposition="top left",
+        textfont={"color": colour},
+        hovertext=[_comparison_hover(point) for point in points],
+        hoverinfo="text",
+        name=draft_name,
+    )
+
+
+def _comparison_hover(point: AccuracyPoint) -> str:
+    name = f"<b>{escape(point.draft_name)}</b>, k = {point.drafted_tokens}"
+    lines = [name, f"predicted: {_spoken(point.predicted)}", f"measured: {_spoken(point.measured)}"]
+    return "<br>".join([*lines, escape(point.note)] if point.note else lines)
+
+
+def _spoken(gain: Gain) -> str:
+    speedup, low, high = gain
+    limits = "" if low is None or high is None else f", {low:.2f} to {high:.2f} ×"
+    return f"{speedup:.2f} ×{limits}"
+
+
+# ── the page ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_charts(chart: SpeedChart, path: Path, below: AccuracyChart | None = None) -> None:
+    """Write the plots as one HTML page, at once or not at all.
+
+    Raises:
+        ConfigurationError: The folder does not exist or cannot be written.
+    """
+    parts = [_html(speed_figure(chart), height="96vh", carries_plotly=True)]
+    if below is not None:
+        parts.append(_html(accuracy_figure(below, colours_of(chart)), height="90vh"))
+    head = f'<meta charset="utf-8"><title>{escape(chart.title)}</title>'
+    replace_text(path, f"<!DOCTYPE html>\n<html><head>{head}</head>\n<body>{''.join(parts)}</body></html>\n")
+
+
+def _html(figure: go.Figure, *, height: str, carries_plotly: bool = False) -> str:
+    html: str = figure.to_html(
+        full_html=False, include_plotlyjs=carries_plotly, default_height=height, config={"displaylogo": False}
+    )
+    return html

@@ -8,22 +8,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from tuner.comparison import Comparison, comparisons
 from tuner.decide import Decision
 from tuner.estimate import PlanDescription
 from tuner.export import Chosen
 from tuner.predictions import Predictions
 from tuner.records import to_json
 from tuner.speculation import EngineConfig, Speculation
+from tuner.stopping import Reason
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord
 
 NO_VERDICT = "No verdict yet: this search has not ended; the command that started it goes on with it."
 
 
-class StudyResult(Protocol):
-    """What a report needs of a study, finished or not; a search's own result is one.
-
-    Attributes are read only. ``decision`` is None while there is no verdict, ``baseline`` while it is not measured.
-    """
+class PredictedResult(Protocol):
+    """What a plot needs of a study. Attributes are read only."""
 
     @property
     def study(self) -> StudyRecord:
@@ -31,8 +30,30 @@ class StudyResult(Protocol):
         ...
 
     @property
+    def trials(self) -> tuple[TrialRecord, ...]:
+        """All trials by number."""
+        ...
+
+    @property
+    def predictions(self) -> Predictions:
+        """What replay says of every configuration."""
+        ...
+
+
+class StudyResult(PredictedResult, Protocol):
+    """What a report needs of a study, finished or not; a search's own result is one.
+
+    ``decision`` and ``stopped`` are None while there is no verdict, ``baseline`` while it is not measured.
+    """
+
+    @property
     def decision(self) -> Decision | None:
         """The verdict."""
+        ...
+
+    @property
+    def stopped(self) -> Reason | None:
+        """Why no further configuration was tried."""
         ...
 
     @property
@@ -43,16 +64,6 @@ class StudyResult(Protocol):
     @property
     def recommended(self) -> TrialRecord | None:
         """The trial to deploy, where the verdict is to speculate."""
-        ...
-
-    @property
-    def trials(self) -> tuple[TrialRecord, ...]:
-        """All trials by number."""
-        ...
-
-    @property
-    def predictions(self) -> Predictions:
-        """What replay said of every configuration."""
         ...
 
     @property
@@ -73,14 +84,16 @@ def result_document(result: StudyResult) -> dict[str, Any]:
         "study": result.study.name,
         "verdict": None if decision is None else str(decision.verdict),
         "sentence": verdict_sentence(result),
-        "decision": None if decision is None else _finite(json.loads(to_json(decision))),
+        "decision": None if decision is None else finite(json.loads(to_json(decision))),
         "baseline": None if result.baseline is None else trial_document(result.baseline),
         "recommended": None if result.recommended is None else trial_document(result.recommended),
+        "stopped": None if result.stopped is None else asdict(result.stopped),
+        "predicted_against_measured": [_comparison_document(one) for one in comparisons(result.trials)],
         "pareto": [_member_document(entry) for entry in result.pareto],
         "trials": [trial_document(trial) for trial in result.trials],
         "created_at": result.study.created_at.isoformat(),
-        "spec": _finite(result.study.spec),
-        "provenance": _finite(result.study.provenance),
+        "spec": finite(result.study.spec),
+        "provenance": finite(result.study.provenance),
     }
 
 
@@ -103,15 +116,15 @@ def export_document(result: StudyResult, config: EngineConfig, chosen: Chosen) -
         },
         "measured": trial_document(chosen.trial),
         "baseline": None if result.baseline is None else trial_document(result.baseline),
-        "decision": None if decision is None else _finite(json.loads(to_json(decision))),
-        "conditions": _finite(result.study.spec),
-        "provenance": _finite(result.study.provenance),
+        "decision": None if decision is None else finite(json.loads(to_json(decision))),
+        "conditions": finite(result.study.spec),
+        "provenance": finite(result.study.provenance),
     }
 
 
 def plan_document(plan: PlanDescription) -> dict[str, Any]:
     """What a search would do, and what that takes in all."""
-    described: dict[str, Any] = _finite(asdict(plan))
+    described: dict[str, Any] = finite(asdict(plan))
     return {
         **described,
         "seconds": plan.seconds,
@@ -142,12 +155,30 @@ def trial_document(trial: TrialRecord) -> dict[str, Any]:
         "trial": trial.number,
         **speculation_document(trial.speculation),
         "state": str(trial.state),
-        "values": _finite(trial.values),
-        "metrics": _finite(trial.metrics),
-        "predicted": _finite(trial.predicted),
+        "values": finite(trial.values),
+        "metrics": finite(trial.metrics),
+        "predicted": finite(trial.predicted),
         "duplicate_of": trial.duplicate_of,
         "error_type": trial.error_type,
         "error": trial.error,
+    }
+
+
+def _comparison_document(one: Comparison) -> dict[str, Any]:
+    """The figures that both have, each as predicted, as measured, and measured / predicted − 1."""
+    return {
+        **speculation_document(one.speculation),
+        "trial": one.trial,
+        "agrees": one.agrees,
+        "figures": {
+            name: {
+                "predicted": finite(predicted),
+                "measured": finite(one.measured[name]),
+                "difference": finite(one.difference(name)),
+            }
+            for name, predicted in one.predicted.items()
+            if name in one.measured
+        },
     }
 
 
@@ -157,16 +188,16 @@ def _member_document(entry: ParetoEntry) -> dict[str, Any]:
         "trial": entry.trial_number,
         "is_measured": entry.is_measured,
         "probability": entry.probability,
-        "values": _finite(entry.values),
+        "values": finite(entry.values),
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with every number that JSON cannot hold replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): _finite(one) for name, one in value.items()}
+        return {str(name): finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.decide import Decision, no_winner
@@ -75,11 +75,15 @@ class PredictedStudy:
     Attributes:
         trials: So far; the baseline at least.
         predictions: Sharpened by the configurations that were measured, if any were.
+        configurations: Of the search space, no speculation not among them.
+        gaps: Those without a prediction, each with the reason.
     """
 
     study: StudyRecord
     trials: tuple[TrialRecord, ...]
     predictions: Predictions
+    configurations: tuple[Speculation, ...] = ()
+    gaps: Mapping[Speculation, str] = field(default_factory=dict)
 
 
 def new_study(plan: SearchPlan, provenance: Mapping[str, Any] | None = None) -> StudyRecord:
@@ -127,8 +131,16 @@ class Search:
             EngineError: The baseline itself cannot run.
             DispatchError: Workers are lost again and again.
         """
-        sharpened = Predictions.of(*self._begin()).sharpened(measured_latencies(self._trials()))
-        return PredictedStudy(study=self._store.study(self._plan.name), trials=self._trials(), predictions=sharpened)
+        baseline, traces = self._begin()
+        predictions = Predictions.of(baseline, traces).sharpened(measured_latencies(self._trials()))
+        configurations = tuple(one for one in self._plan.space.configurations() if not one.is_baseline)
+        return PredictedStudy(
+            study=self._store.study(self._plan.name),
+            trials=self._trials(),
+            predictions=predictions,
+            configurations=configurations,
+            gaps=predictions.gaps(configurations, traces),
+        )
 
     def _begin(self) -> tuple[BaselineResult, tuple[TraceResult, ...]]:
         self._study = self._store.add_study(self._study)

@@ -1,31 +1,21 @@
-"""What a study found and what a search would do, as tables, sentences and a plot for people."""
+"""What a study found and what a search would do, as tables and sentences for people."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.charts import ChartPoint, DraftCurve, SpeedChart
+from tuner.comparison import Comparison, comparisons
 from tuner.decide import Verdict
-from tuner.documents import StudyResult, verdict_sentence
+from tuner.documents import StudyResult
 from tuner.estimate import PlanDescription, PlannedModel
 from tuner.export import own_format
-from tuner.store import StudyRecord, TrialRecord, TrialState
-
-ABSENT = "–"
-"""A figure that does not exist, such as the acceptance rate of no speculation."""
-
-WIDE = 120
-"""Characters of a table in files and pipes, where nothing says how wide it may be."""
-_UNLIMITED = 1000
+from tuner.store import ParetoEntry, TrialRecord, TrialState
+from tuner.tables import ABSENT, WIDE, Cell, Column, fitted_table, number, plain_table, row, with_limits
 
 _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run", TrialState.LOST: "lost"}
 
@@ -33,75 +23,45 @@ _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run"
 # ── text ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def result_tables(result: StudyResult, width: int = WIDE) -> Iterator[tuple[str, Table]]:
+    """All tables of a study, each with its heading; the first needs none."""
+    yield "", trial_table(result, width)
+    if (compared := comparison_table(result, width)) is not None:
+        yield "Predicted, each before it was measured, and measured:", compared
+    if (front := front_table(result)) is not None:
+        yield "Pareto front, each with the chance of being on the true one:", front
+
+
 def trial_table(result: StudyResult, width: int = WIDE) -> Table:
-    """One row per configuration that was tried, the recommended one marked; repeats are left out.
-
-    Where ``width`` is too small for it titles are shorter and intervals stand below their estimates, then long names
-    are folded, and at last columns are left out, which the caption says.
-    """
-    *others, last = (_trial_table(result, layout) for layout in _LAYOUTS)
-    console = Console(width=_UNLIMITED)
-    return next((table for table in others if console.measure(table).maximum <= width), last)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """How much room a table takes: whole titles, the longest name in one line, and columns left out."""
-
-    is_wide: bool = False
-    name_width: int = 40
-    left_out: tuple[str, ...] = ()
-
-
-_LAYOUTS = (
-    _Layout(is_wide=True),
-    _Layout(),
-    _Layout(name_width=14),
-    _Layout(name_width=8),
-    _Layout(name_width=8, left_out=("predicted",)),
-    _Layout(name_width=8, left_out=("predicted", "waste")),
-    _Layout(name_width=8, left_out=("predicted", "waste", "length")),
-)
-
-# Short name, title in a wide and in a narrow table, justification.
-_COLUMNS: tuple[tuple[str, str, str, Literal["left", "right"]], ...] = (
-    ("number", "#", "#", "right"),
-    ("name", "configuration", "draft", "left"),
-    ("drafted", "drafted\ntokens", "draft\ntokens", "right"),
-    ("rate", "acceptance\nrate", "accept.\nrate", "right"),
-    ("length", "mean\nacceptance\nlength", "mean\naccept.\nlength", "right"),
-    ("tpot", "TPOT\nms", "TPOT\nms", "right"),
-    ("speedup", "speed-up\n(95 % interval)", "speed-up\n(95 %)", "right"),
-    ("predicted", "predicted\nspeed-up", "pre-\ndicted", "right"),
-    ("waste", "waste\nper\ntoken", "waste", "right"),
-    ("identical", "identical\noutputs", "same\noutput", "right"),
-)
-
-
-def _trial_table(result: StudyResult, layout: _Layout) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 0, 0, 1 if layout.is_wide else 0))
-    shown = [index for index, column in enumerate(_COLUMNS) if column[0] not in layout.left_out]
-    for name, wide, narrow, justify in (_COLUMNS[index] for index in shown):
-        room = layout.name_width if name == "name" else None
-        title = wide if layout.is_wide else narrow
-        table.add_column(
-            title, justify=justify, max_width=room, no_wrap=room is None, overflow="fold", vertical="bottom"
-        )
+    """One row per configuration that was tried, the recommended one marked; repeats are left out."""
     chosen = None if result.recommended is None else result.recommended.number
-    for trial in result.trials:
-        if trial.duplicate_of is None:
-            cells = _row(trial, is_wide=layout.is_wide)
-            table.add_row(*(cells[index] for index in shown), style="bold green" if trial.number == chosen else "")
-    if layout.left_out:
-        table.caption = f"no room for: {', '.join(layout.left_out)}; --json has all"
-    return table
+    rows = [
+        row(partial(_cells, trial), "bold green" if trial.number == chosen else "")
+        for trial in result.trials
+        if trial.duplicate_of is None
+    ]
+    return fitted_table(_COLUMNS, rows, width, dispensable=("predicted", "waste", "length"))
 
 
-def _row(trial: TrialRecord, *, is_wide: bool) -> tuple[str | Text, ...]:
+_COLUMNS = (
+    Column(name="number", title="#", narrow_title="#"),
+    Column(name="name", title="configuration", narrow_title="draft", justify="left"),
+    Column(name="drafted", title="drafted\ntokens", narrow_title="draft\ntokens"),
+    Column(name="rate", title="acceptance\nrate", narrow_title="accept.\nrate"),
+    Column(name="length", title="mean\nacceptance\nlength", narrow_title="mean\naccept.\nlength"),
+    Column(name="tpot", title="TPOT\nms", narrow_title="TPOT\nms"),
+    Column(name="speedup", title="speed-up\n(95 % interval)", narrow_title="speed-up\n(95 %)"),
+    Column(name="predicted", title="predicted\nspeed-up", narrow_title="pre-\ndicted"),
+    Column(name="waste", title="waste\nper\ntoken", narrow_title="waste"),
+    Column(name="identical", title="identical\noutputs", narrow_title="same\noutput"),
+)
+
+
+def _cells(trial: TrialRecord, *, is_wide: bool) -> tuple[Cell, ...]:
     speculation, metrics = trial.speculation, trial.metrics
     name = "no speculation" if speculation.is_baseline and is_wide else speculation.draft_name
     tokens = ABSENT if speculation.is_baseline else str(speculation.drafted_tokens)
-    predicted = _number(trial.predicted.get("speedup"), ".2f")
+    predicted = number(trial.predicted.get("speedup"), ".2f")
     if trial.state is not TrialState.COMPLETE:
         state = Text(_STATES[trial.state], style="yellow")
         return (str(trial.number), name, tokens, ABSENT, ABSENT, ABSENT, state, predicted, ABSENT, ABSENT)
@@ -109,28 +69,93 @@ def _row(trial: TrialRecord, *, is_wide: bool) -> tuple[str | Text, ...]:
         str(trial.number),
         name,
         tokens,
-        _number(metrics.get("acceptance_rate"), ".0%"),
-        ABSENT if speculation.is_baseline else _number(metrics.get("mean_acceptance_length"), ".2f"),
-        _with_limits(metrics, "tpot_ms_mean", "tpot_ms", ".1f", is_wide=is_wide),
-        _with_limits(metrics, "speedup", "speedup", ".2f", is_wide=is_wide),
+        number(metrics.get("acceptance_rate"), ".0%"),
+        ABSENT if speculation.is_baseline else number(metrics.get("mean_acceptance_length"), ".2f"),
+        with_limits(metrics, "tpot_ms_mean", "tpot_ms", ".1f", is_wide=is_wide),
+        with_limits(metrics, "speedup", "speedup", ".2f", is_wide=is_wide),
         predicted,
-        _number(metrics.get("waste_tokens_per_output_token"), ".2f"),
-        _number(metrics.get("identical_share"), ".0%"),
+        number(metrics.get("waste_tokens_per_output_token"), ".2f"),
+        number(metrics.get("identical_share"), ".0%"),
     )
 
 
-def _number(value: float | None, form: str) -> str:
-    return ABSENT if value is None or not math.isfinite(value) else f"{value:{form}}".replace("%", " %")
+_COMPARED = (
+    Column(name="number", title="#", narrow_title="#"),
+    Column(name="name", title="configuration", narrow_title="draft", justify="left"),
+    Column(name="drafted", title="drafted\ntokens", narrow_title="draft\ntokens"),
+    Column(name="predicted", title="predicted speed-up\n(95 % interval)", narrow_title="pre-\ndicted"),
+    Column(name="measured", title="measured\n(95 % interval)", narrow_title="mea-\nsured"),
+    Column(name="difference", title="difference", narrow_title="differ-\nence"),
+    Column(name="tpot", title="TPOT ms\npredicted /\nmeasured", narrow_title="TPOT\nms"),
+    Column(name="length", title="acc. length\nreplayed /\nmeasured", narrow_title="accept.\nlength"),
+)
 
 
-def _with_limits(metrics: Mapping[str, float | None], name: str, limits: str, form: str, *, is_wide: bool) -> str:
-    """The figure, with its interval where there is one."""
-    low, high = metrics.get(f"{limits}_low"), metrics.get(f"{limits}_high")
-    text = _number(metrics.get(name), form)
-    if low is None or high is None:
-        return text
-    interval = f"{low:{form}}–{high:{form}}"
-    return f"{text} ({interval})" if is_wide else f"{text}\n{interval}"
+def comparison_table(result: StudyResult, width: int = WIDE) -> Table | None:
+    """What was predicted of each measured configuration beside what was measured; None where nothing was."""
+    found = comparisons(result.trials)
+    rows = [row(partial(_compared, one), "" if one.agrees is not False else "yellow") for one in found]
+    if not rows:
+        return None
+    told = [one.agrees for one in found if one.agrees is not None]
+    caption = f"predicted and measured agree within their intervals: {sum(told)} of {len(told)}" if told else ""
+    return fitted_table(_COMPARED, rows, width, dispensable=("length", "tpot"), caption=caption)
+
+
+def _compared(one: Comparison, *, is_wide: bool) -> tuple[Cell, ...]:
+    limited = [
+        with_limits(side, "speedup", "speedup", ".2f", is_wide=is_wide) for side in (one.predicted, one.measured)
+    ]
+    return (
+        str(one.trial),
+        one.speculation.draft_name,
+        str(one.speculation.drafted_tokens),
+        *limited,
+        number(one.difference("speedup"), "+.1%"),
+        _pair(one, "tpot_ms_mean", ".1f", is_wide=is_wide),
+        _pair(one, "mean_acceptance_length", ".2f", is_wide=is_wide),
+    )
+
+
+def _pair(one: Comparison, name: str, form: str, *, is_wide: bool) -> str:
+    separator = " / " if is_wide else "\n"
+    return separator.join(number(side.get(name), form) for side in (one.predicted, one.measured))
+
+
+FRONT_ROWS = 8
+
+
+def front_table(result: StudyResult) -> Table | None:
+    """The Pareto front: measured members, and the predicted ones most likely on it; None where there is no front."""
+    if not result.pareto:
+        return None
+    shown = _shown_members(result.pareto)
+    objectives = list(dict.fromkeys(name for entry in shown for name in entry.values))
+    table = plain_table()
+    table.add_column("configuration", overflow="fold")
+    table.add_column("known by")
+    for title in (*objectives, "chance"):
+        table.add_column(title, justify="right")
+    for entry in shown:
+        known_by = "prediction" if entry.trial_number is None else f"trial {entry.trial_number}"
+        values = [_figure(entry.values.get(name)) for name in objectives]
+        table.add_row(entry.speculation.label, known_by, *values, number(entry.probability, ".0%"))
+    more = len(result.pareto) - len(shown)
+    table.caption = f"and {more} predicted members that are less likely; --json has all" if more else None
+    return table
+
+
+def _shown_members(front: Sequence[ParetoEntry]) -> list[ParetoEntry]:
+    """All measured members, and as many predicted ones as there is room for, in the front's own order."""
+    predicted = sorted((one for one in front if not one.is_measured), key=lambda one: -(one.probability or 0.0))
+    room = max(0, FRONT_ROWS - (len(front) - len(predicted)))
+    kept = predicted[:room]
+    return [one for one in front if one.is_measured or one in kept]
+
+
+def stop_sentence(result: StudyResult) -> str | None:
+    """Why no further configuration was tried; None where that is not known."""
+    return None if result.stopped is None else f"The search stopped: {result.stopped.text}."
 
 
 def reasons(trials: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -154,7 +179,7 @@ def verdict_notes(result: StudyResult) -> tuple[str, ...]:
     agreement = decision.agreement
     if agreement is None or agreement.share_identical is None:
         return decision.notes
-    share = _number(agreement.share_identical, ".0%")
+    share = number(agreement.share_identical, ".0%")
     return (f"{share} of {agreement.pairs} outputs identical to those without speculation", *decision.notes)
 
 
@@ -179,7 +204,7 @@ def _export_options(result: StudyResult) -> str:
 
 def metric_table(trial: TrialRecord) -> Table:
     """Every figure of one trial, measured beside predicted."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = plain_table()
     table.add_column("figure")
     table.add_column("measured", justify="right")
     table.add_column("predicted", justify="right")
@@ -198,7 +223,7 @@ def _figure(value: float | None) -> str:
 
 def plan_table(plan: PlanDescription) -> Table:
     """The stages that a search would run, with prompts and seconds at most."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = plain_table()
     table.add_column("stage")
     for title in ("times", "requests in each", "at most"):
         table.add_column(title, justify="right")
@@ -238,78 +263,3 @@ def duration(seconds: float) -> str:
 def size(num_bytes: int) -> str:
     """Bytes in the unit that a person would say."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
-
-
-# ── the plot ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def speed_chart(result: StudyResult) -> SpeedChart:
-    """Speed-up over drafted tokens, per draft: predicted, measured and certified."""
-    curves = [
-        DraftCurve(
-            draft_name=name,
-            predicted=tuple(_predicted_points(result, name)),
-            measured=tuple(_point(one) for one in _measured(result) if one.speculation.draft_name == name),
-            certified=_certified_point(result, name),
-        )
-        for name in _draft_names(result)
-    ]
-    return SpeedChart(title=_title(result.study), verdict=verdict_sentence(result), curves=tuple(curves))
-
-
-def _draft_names(result: StudyResult) -> tuple[str, ...]:
-    tried = {trial.speculation.draft_name for trial in result.trials if not trial.speculation.is_baseline}
-    return tuple(sorted(tried | {name for name, _ in result.predictions.by_configuration}))
-
-
-def _predicted_points(result: StudyResult, draft_name: str) -> Iterator[ChartPoint]:
-    for (name, tokens), prediction in sorted(result.predictions.by_configuration.items()):
-        if name == draft_name:
-            yield ChartPoint(
-                drafted_tokens=tokens,
-                speedup=prediction.speedup,
-                low=prediction.speedup_low,
-                high=prediction.speedup_high,
-            )
-
-
-def _measured(result: StudyResult) -> Iterator[TrialRecord]:
-    for trial in result.trials:
-        is_first = trial.state is TrialState.COMPLETE and trial.duplicate_of is None
-        if is_first and not trial.speculation.is_baseline and trial.metrics.get("speedup") is not None:
-            yield trial
-
-
-def _point(trial: TrialRecord) -> ChartPoint:
-    metrics = trial.metrics
-    rate = _number(metrics.get("acceptance_rate"), ".0%")
-    length = _number(metrics.get("mean_acceptance_length"), ".2f")
-    return ChartPoint(
-        drafted_tokens=trial.speculation.drafted_tokens,
-        speedup=metrics["speedup"] or 0.0,
-        low=metrics.get("speedup_low"),
-        high=metrics.get("speedup_high"),
-        note=f"trial {trial.number}: acceptance rate {rate}, mean acceptance length {length}",
-    )
-
-
-def _certified_point(result: StudyResult, draft_name: str) -> ChartPoint | None:
-    decision = result.decision
-    if decision is None or decision.candidate is None or decision.speedup is None:
-        return None
-    if decision.candidate.draft_name != draft_name:
-        return None
-    return ChartPoint(
-        drafted_tokens=decision.candidate.drafted_tokens,
-        speedup=decision.speedup.estimate,
-        low=decision.speedup.low,
-        high=decision.speedup.high,
-        note=f"alternating blocks with no speculation, {decision.speedup.n} prompts",
-    )
-
-
-def _title(study: StudyRecord) -> str:
-    workload = study.spec.get("workload")
-    name = workload.get("name") if isinstance(workload, Mapping) else None
-    target = study.spec.get("target")
-    return " on ".join(str(part) for part in (name, target) if part) or study.name

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.decide import Decision
 from tuner.errors import NotFoundError
+from tuner.outcome import measured_latencies
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, StageKind, TraceResult, from_json
 from tuner.reuse import whole
 from tuner.speculation import EngineConfig, Speculation
+from tuner.stopping import Reason
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialStore
 
 
@@ -23,6 +26,8 @@ class StoredStudy:
         decision: None while there is no verdict.
         baseline: None while it was not asked for.
         recommended: None where the verdict is not to speculate, or open.
+        stopped: Why no further configuration was tried; None while some may be, and in studies that did not keep it.
+        predictions: Sharpened by what was measured.
         baseline_result: What stage ``baseline`` returned; None while it has not ended.
         traces: Of the drafts that were replayed.
     """
@@ -34,6 +39,7 @@ class StoredStudy:
     trials: tuple[TrialRecord, ...]
     pareto: tuple[ParetoEntry, ...]
     predictions: Predictions
+    stopped: Reason | None = None
     baseline_result: BaselineResult | None = None
     traces: tuple[TraceResult, ...] = ()
 
@@ -69,7 +75,8 @@ def read_study(store: TrialStore, name: str | None = None) -> StoredStudy:
         recommended=next((trial for trial in trials if trial.number == recommended), None),
         trials=trials,
         pareto=store.pareto_front(study.name),
-        predictions=Predictions(by_configuration={}) if baseline is None else Predictions.of(baseline, traces),
+        predictions=_predictions(baseline, traces, trials),
+        stopped=from_json(Reason, json.dumps(conclusion["stopped"]).encode()) if conclusion.get("stopped") else None,
         baseline_result=baseline,
         traces=traces,
     )
@@ -80,6 +87,14 @@ def _newest(store: TrialStore) -> StudyRecord:
     if not studies:
         raise NotFoundError("there is no study yet", "run `tuner search --workload code-gen` to make one")
     return next((study for study in reversed(studies) if study.conclusion is not None), studies[-1])
+
+
+def _predictions(
+    baseline: BaselineResult | None, traces: Sequence[TraceResult], trials: Sequence[TrialRecord]
+) -> Predictions:
+    if baseline is None:
+        return Predictions(by_configuration={})
+    return Predictions.of(baseline, traces).sharpened(measured_latencies(trials))
 
 
 def _replayable(store: TrialStore, study_name: str) -> tuple[BaselineResult | None, tuple[TraceResult, ...]]:

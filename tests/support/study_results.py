@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.prediction import Prediction
 from tuner.decide import Decision, Verdict
 from tuner.intervals import Interval
 from tuner.outputs import Agreement
+from tuner.prediction import Prediction
 from tuner.predictions import Predictions
 from tuner.speculation import NO_SPECULATION, Method, Speculation
+from tuner.stopping import Reason
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState
 
 NOON = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -32,6 +33,7 @@ class AResult:
     trials: tuple[TrialRecord, ...]
     pareto: tuple[ParetoEntry, ...] = ()
     predictions: Predictions = field(default_factory=lambda: Predictions(by_configuration={}))
+    stopped: Reason | None = None
 
 
 def a_trial(number: int, speculation: Speculation, **changes: Any) -> TrialRecord:
@@ -67,7 +69,7 @@ GOOD = a_trial(
         "mean_acceptance_length": 1.92,
         "identical_share": 1.0,
     },
-    predicted={"speedup": 1.18, "e2e_ms_mean": 1700.0},
+    predicted={"speedup": 1.18, "speedup_low": 1.06, "speedup_high": 1.31, "e2e_ms_mean": 1700.0},
 )
 BROKEN = a_trial(
     2,

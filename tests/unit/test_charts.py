@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuner.charts import ChartPoint, DraftCurve, SpeedChart, speed_figure, write_chart
+from tuner.charts import ChartPoint, DraftCurve, SpeedChart, speed_figure, write_charts
 from tuner.errors import ConfigurationError
 
 MEASURED = ChartPoint(drafted_tokens=3, speedup=1.2, low=1.1, high=1.35, note="trial 1")
@@ -70,7 +70,7 @@ def test_axes_have_units_and_no_speculation_has_its_line() -> None:
 
 def test_the_page_needs_no_network_and_escapes_its_title(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
-    write_chart(CHART, path)
+    write_charts(CHART, path)
     page = path.read_text(encoding="utf-8")
     assert "<script src=" not in page
     assert "<title>code-gen on &lt;model&gt;</title>" in page
@@ -79,4 +79,4 @@ def test_the_page_needs_no_network_and_escapes_its_title(tmp_path: Path) -> None
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such folder"):
-        write_chart(CHART, tmp_path / "absent" / "plot.html")
+        write_charts(CHART, tmp_path / "absent" / "plot.html")

@@ -62,7 +62,7 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
         "timing eagle",
         "measuring eagle k=3: 2 prompts",
         "certifying eagle k=3: 2 prompts",
-        "trial 1, eagle k=3: 20.1 ms per output token, 1.15 times the speed of no speculation",
+        "trial 1, eagle k=3: 20.1 ms per output token, 1.15 times the speed of no speculation (1.18 predicted)",
         "  best so far: eagle k=3, 1.15×; no other is worth a trial",
         "note: every configuration of the space was tried",
     ]

@@ -49,6 +49,7 @@ def keep(tmp_path: Path) -> Keep:
                 "decision": json.loads(to_json(decision)),
                 "trial": 1 if decision.recommends else None,
                 "candidate": 1,
+                "stopped": {"kind": "max_trials", "text": "6 configurations were tried, the limit is 6"},
             }
             store.conclude(name, conclusion, ())
         store.close()
@@ -91,11 +92,16 @@ def test_best_says_the_verdict_of_the_newest_study_that_ended(tuner: RunCli, kee
 def test_show_has_the_table_the_reasons_the_verdict_and_what_to_do_next(tuner: RunCli, keep: Keep) -> None:
     keep()
     lines = [line.strip() for line in tuner("show").stdout.splitlines()]
-    assert [line.split()[:3] for line in lines if line[:2] in ("0 ", "1 ", "2 ")] == [
+    compared = lines.index("Predicted, each before it was measured, and measured:")
+    assert [line.split()[:3] for line in lines[:compared] if line[:2] in ("0 ", "1 ", "2 ")] == [
         ["0", "no", "speculation"],
         ["1", "ngram", "4"],
         ["2", "shallow", "12"],
     ]
+    assert [line.split()[:6] for line in lines[compared:] if line[:2] == "1 "] == [
+        ["1", "ngram", "4", "1.18", "(1.06–1.31)", "1.15"]
+    ]
+    assert "The search stopped: 6 configurations were tried, the limit is 6." in lines
     assert "trial 2, shallow k=12, cannot run: 2.0 GiB needed, 1.0 GiB free on cpu" in lines
     assert "Use eagle k=3: it answers faster than no speculation." in lines
     assert f"next: tuner export {STUDY} --format vllm --output vllm.yaml" in lines

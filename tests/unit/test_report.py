@@ -17,11 +17,11 @@ from tuner.report import (
     metric_table,
     next_steps,
     reasons,
-    speed_chart,
     trial_table,
     verdict_notes,
 )
 from tuner.store import TrialState
+from tuner.study_charts import speed_chart
 
 
 def text_of(renderable: object, width: int) -> str:

@@ -37,6 +37,7 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "search": LazyCommand("tuner.cli.search", "Find the fastest speculation for a workload."),
+    "predict": LazyCommand("tuner.cli.predict", "Predict the speed of every configuration, without running any."),
     "best": LazyCommand("tuner.cli.best", "Say what a study recommends."),
     "show": LazyCommand("tuner.cli.show", "Show a study: its trials, its verdict, one trial, or a plot."),
     "mix": LazyCommand("tuner.cli.mix", "Choose one configuration for several workloads."),

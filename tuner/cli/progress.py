@@ -154,5 +154,7 @@ def trial_words(trial: TrialRecord) -> str:
     tpot, speedup = trial.metrics.get("tpot_ms_mean"), trial.metrics.get("speedup")
     figures = [] if tpot is None else [f"{tpot:.1f} ms per output token"]
     if speedup is not None and not trial.speculation.is_baseline:
-        figures.append(f"{speedup:.2f} times the speed of no speculation")
+        predicted = trial.predicted.get("speedup")
+        beside = "" if predicted is None else f" ({predicted:.2f} predicted)"
+        figures.append(f"{speedup:.2f} times the speed of no speculation{beside}")
     return f"{name}: {', '.join(figures) or 'measured'}"

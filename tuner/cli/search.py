@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -55,35 +55,10 @@ def search(
     An interrupted search goes on with the same command. "Do not speculate" is a possible verdict, and so is
     "inconclusive"; both end with exit code 0.
     """
-    from tuner.api import SearchOptions
+    given = dict(locals())
     from tuner.text_files import check_folder
 
-    asked = SearchOptions(
-        workload=workload,
-        target=target,
-        space=space,
-        drafts=tuple(draft or ()),
-        prompts=prompts,
-        quick=quick,
-        objectives=tuple(objective or ()),
-        sampler=sampler,
-        seed=seed,
-        name=name,
-        epsilon=epsilon,
-        max_trials=trials,
-        max_compiles=max_compiles,
-        max_minutes=max_minutes,
-        max_cost=max_cost,
-        price_per_hour=price_per_hour,
-        certify_loads=certify_loads,
-        margin=margin,
-        num_threads=threads,
-        weight_format=weight_format,
-        stage_deadline_s=stage_deadline,
-        storage=storage,
-        ray_address=ray_address,
-        dispatch=dispatch,
-    )
+    asked = options.asked(given)
     if plot is not None:
         check_folder(plot)
     if plan:
@@ -123,27 +98,12 @@ def _show_plan(asked: SearchOptions, *, as_json: bool) -> None:
 
 def _show_result(result: SearchResult, plot: Path | None, *, as_json: bool) -> None:
     from tuner.cli.output import print_json
-    from tuner.cli.stored import print_result
+    from tuner.cli.stored import drawn, print_result
     from tuner.documents import result_document
+    from tuner.study_charts import write_study
 
-    path = _draw(result, plot)
+    path = drawn(result.study.name, plot, partial(write_study, result))
     if as_json:
         print_json({**result_document(result), "plot": None if path is None else str(path)})
         return
     print_result(result, path)
-
-
-def _draw(result: SearchResult, plot: Path | None) -> Path | None:
-    """Write the plot; where that fails the result is worth more than the plot, so it is said and None comes back."""
-    from tuner.charts import write_chart
-    from tuner.cli.stored import default_plot
-    from tuner.errors import TunerError
-    from tuner.report import speed_chart
-
-    try:
-        path = plot or default_plot(result.study.name)
-        write_chart(speed_chart(result), path)
-    except TunerError as error:
-        sys.stderr.write(f"note: {error.message}; `tuner show --plot FILE` writes the plot later\n")
-        return None
-    return path

@@ -1,11 +1,16 @@
-"""The options of ``tuner search``."""
+"""The options of ``tuner search``, of which ``tuner predict`` has some."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tuner.api import SearchOptions
 
 Workload = Annotated[
     str, typer.Option("--workload", "-w", metavar="NAME|FILE", help="Shipped workload, or a .yaml or .jsonl file.")
@@ -92,3 +97,39 @@ Plot = Annotated[
     typer.Option("--plot", metavar="FILE", help="Where the plot goes; else into the tuner's own folder."),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Say what would run, how long and on how much disk; start nothing.")]
+
+FIELDS = {
+    "draft": "drafts",
+    "objective": "objectives",
+    "trials": "max_trials",
+    "threads": "num_threads",
+    "stage_deadline": "stage_deadline_s",
+}
+"""What ``SearchOptions`` calls those options that have another name there."""
+
+
+def asked(given: Mapping[str, Any]) -> SearchOptions:
+    """What a command was asked for, from its options by name; those that do not concern a search are passed over."""
+    from tuner.api import SearchOptions
+
+    known = {FIELDS.get(name, name): value for name, value in given.items()}
+    wanted = {name: value for name, value in known.items() if name in SearchOptions.__dataclass_fields__}
+    for name in ("drafts", "objectives"):
+        wanted[name] = tuple(wanted[name] or ())
+    return SearchOptions(**wanted)
+
+
+def search_command(options: SearchOptions) -> str:
+    """The command line of a search with these options, passwords hidden."""
+    from tuner.redact import hide_passwords
+
+    names = {field: name for name, field in FIELDS.items()}
+    words = ["tuner", "search"]
+    for field, about in options.__dataclass_fields__.items():
+        value = getattr(options, field)
+        if value == about.default:
+            continue
+        flag = "--" + names.get(field, field).replace("_", "-")
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [flag] if one is True else [flag, str(one)]
+    return hide_passwords(shlex.join(words))

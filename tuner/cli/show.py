@@ -27,16 +27,16 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a study: its trials and its verdict, or one trial with every figure."""
-    from tuner import documents, report
+    from tuner import documents
     from tuner.api import open_result
-    from tuner.charts import write_chart
     from tuner.cli.output import print_json
     from tuner.cli.stored import find_trial, print_result
+    from tuner.study_charts import write_study
 
     result = open_result(study, storage)
     chosen = None if trial is None else find_trial(result, trial)
     if plot is not None:
-        write_chart(report.speed_chart(result), plot)
+        write_study(result, plot)
     if as_json:
         print_json(documents.result_document(result) if chosen is None else documents.trial_document(chosen))
     elif chosen is not None:

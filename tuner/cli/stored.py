@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.errors import ConfigurationError, NotFoundError
+from tuner.errors import ConfigurationError, NotFoundError, TunerError
 
 if TYPE_CHECKING:
     from tuner.documents import StudyResult
@@ -29,16 +31,36 @@ def default_plot(study_name: str) -> Path:
     return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', study_name).strip('.')[:100] or 'study'}.html"
 
 
+def drawn(study_name: str, plot: Path | None, write: Callable[[Path], None]) -> Path | None:
+    """Have the plot written and give back where, by default ``default_plot``.
+
+    Where that fails the result is worth more than the plot, so it is said and None comes back.
+    """
+    try:
+        path = plot or default_plot(study_name)
+        write(path)
+    except TunerError as error:
+        sys.stderr.write(f"note: {error.message}; `tuner show --plot FILE` writes the plot later\n")
+        return None
+    return path
+
+
 def print_result(result: StudyResult, plot: Path | None = None) -> None:
-    """The table, why trials failed, the verdict with what belongs to it, and what to do next."""
+    """The tables, why trials failed, why it stopped, the verdict with what belongs to it, and what to do next."""
     from tuner import report
     from tuner.cli.output import stdout_console
     from tuner.documents import verdict_sentence
 
     console = stdout_console()
-    console.print(report.trial_table(result, console.width))
+    for heading, table in report.result_tables(result, console.width):
+        if heading:
+            console.print(heading, style="bold")
+        console.print(table)
     for line in report.reasons(result.trials):
         console.print(line, style="yellow", soft_wrap=True)
+    stopped = report.stop_sentence(result)
+    if stopped is not None:
+        console.print(stopped, soft_wrap=True)
     console.print(verdict_sentence(result), style="bold", soft_wrap=True)
     for line in report.verdict_notes(result):
         console.print(f"  {line}", soft_wrap=True)
