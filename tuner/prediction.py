@@ -171,16 +171,35 @@ def predicted_paths(
 def _paths(draft_name: str, rounds: ReplayedRounds, costs: CostModel, baseline: BaselinePaths) -> PredictedPaths:
     k = rounds.drafted_tokens
     used = np.flatnonzero(rounds.rounds_by_drafted.sum(axis=0))
-    weights = costs.round_weights(draft_name, k)
+    plain = rounds.rounds * baseline.tpot
+    weights = rounds.rounds_by_drafted.sum(axis=0) @ costs.round_weights(draft_name, k)
+    extra = rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used]
+    doubted = costs.doubt(draft_name, rounds.mean_acceptance_length) if k else None
+    if doubted is not None:
+        weights, extra = _doubted(weights, plain, extra, costs, *doubted)
     prefill = costs.draft_prefill_ms(draft_name, baseline.prompt_tokens) if k else np.zeros(len(baseline.ttft))
     return PredictedPaths(
         rounds=rounds,
         baseline=baseline,
         first=baseline.ttft + prefill,
-        plain=rounds.rounds * baseline.tpot,
-        weights=rounds.rounds_by_drafted.sum(axis=0) @ weights,
-        extra=rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used],
+        plain=plain,
+        weights=weights,
+        extra=extra,
     )
+
+
+def _doubted(
+    weights: Floats, plain: Floats, extra: Floats, costs: CostModel, index: int, weight: float
+) -> tuple[Floats, Floats]:
+    """Weights of the steps and time beyond plain rounds, where replay's rounds are more or fewer by a factor.
+
+    Decode time D becomes D · (1 + weight · (factor − 1)), linear in the factor as in all steps.
+    """
+    decode = plain + extra
+    stretch = 1 + weight * (float(np.exp(costs.step_times.log_ms[index])) - 1)
+    weights = weights * stretch
+    weights[index] = weight * float(decode.sum())
+    return weights, decode * stretch - plain
 
 
 def predict(trace: Trace, costs: CostModel, baseline: Measurement, drafted_tokens: int) -> Prediction:

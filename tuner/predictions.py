@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tuner.cost_model import CostModel, plain_round_ms
 from tuner.errors import MeasurementError
 from tuner.forecast import Candidate, Forecast, Key
@@ -23,6 +26,8 @@ from tuner.prediction import (
 )
 from tuner.records import BaselineResult, Measurement, Prompt, TargetOutput, Trace, TraceResult
 from tuner.speculation import Speculation
+
+Floats = NDArray[np.float64]
 
 EXACT = frozenset({"waste", "mean_acceptance_length", "acceptance_rate"})
 """Figures that replay knows without a cost model: no measurement of a configuration adds to them."""
@@ -48,14 +53,14 @@ class Predictions:
         """Predict every configuration that the traces and the cost model reach.
 
         Args:
-            baseline: Measured; with timed passes, unless ``costs`` are given.
-            traces: Of the drafts that can be replayed.
-            costs: Guessed ones, for engines that cannot time single steps; None takes the timed ones.
+            baseline: Measured, with timed passes of engines that can time them.
+            traces: Of the drafts that can be replayed; with limits of their steps where none could be timed.
+            costs: Of the steps; None takes the timed ones, or those guessed from the limits.
         """
-        if costs is None and baseline.verify is not None:
-            costs = CostModel.timed(baseline.verify, traces, plain_round_ms(baseline))
+        costs = costs or _costs(baseline, traces)
         if costs is None:
             return cls(by_configuration={})
+        costs = costs.with_doubts({one.trace.draft_name: one.doubtful_share for one in traces})
         before = BaselinePaths.of(baseline.measurement)
         found: dict[Key, PredictedPaths] = {}
         for trace in (one.trace for one in traces):
@@ -160,8 +165,8 @@ class Predictions:
         is_rate = metric == "output_tokens_per_s"
         return Forecast(
             candidates=tuple(
-                _candidate(key, self.paths[key], self.by_configuration[key].columns[column] or math.nan, metric)
-                for key in self.by_configuration
+                _candidate(key, self.paths[key], one.columns[column] or math.nan, metric, self.costs.step_times.log_ms)
+                for key, one in self.by_configuration.items()
             ),
             step_times=self.costs.step_times,
             baseline_value=value,
@@ -170,11 +175,20 @@ class Predictions:
         )
 
 
-def _candidate(key: Key, paths: PredictedPaths, value: float, metric: str) -> Candidate:
+def _costs(baseline: BaselineResult, traces: Sequence[TraceResult]) -> CostModel | None:
+    """From timed steps, else from the limits that stand in for them; None where there is neither."""
+    plain_ms = plain_round_ms(baseline)
+    if baseline.verify is not None:
+        return CostModel.timed(baseline.verify, traces, plain_ms)
+    limits = {one.trace.draft_name: one.limits for one in traces if one.limits is not None}
+    return CostModel.guessed(limits, plain_ms) if limits and plain_ms else None
+
+
+def _candidate(key: Key, paths: PredictedPaths, value: float, metric: str, log_ms: Floats) -> Candidate:
     """A configuration as a sum of steps, scaled such that the expected sum is the predicted value of the metric."""
     has_first, has_rounds = metric != "tpot_ms", metric != "ttft_ms"
-    fixed = has_first * float(paths.first.sum()) + has_rounds * float(paths.plain.sum())
-    total = fixed + has_rounds * float(paths.extra.sum())
+    total = has_first * float(paths.first.sum()) + has_rounds * float(paths.decode.sum())
+    fixed = total - has_rounds * float(paths.weights @ np.exp(log_ms))
     unit = value * total if metric == "output_tokens_per_s" else value / total
     return Candidate(key=key, weights=has_rounds * paths.weights, fixed_ms=fixed, unit=unit)
 
