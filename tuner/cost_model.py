@@ -34,6 +34,8 @@ Floats = NDArray[np.float64]
 MOST_DOUBT = 0.25
 """Relative sd of a configuration's decode time that doubtful positions give it at most."""
 
+NORMAL_95 = 1.96
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots: cached_property needs a dictionary
 class CostModel:
@@ -91,24 +93,26 @@ class CostModel:
     def with_doubts(self, shares: Mapping[str, float]) -> Self:
         """The same, and for drafts of which a share of positions is doubtful a step of its own that stands for them.
 
-        The step is a factor near 1, so that measured configurations sharpen it as they do times; see ``doubt``.
+        The step is a factor near 1, so that measured configurations sharpen it as they do times; see ``doubt``. The
+        share is its 95 % limit: that every doubtful position goes the same way is the worst case.
         """
         if not any(shares.values()):
             return self
-        doubted = {Step("doubt", name, 1): min(share, MOST_DOUBT) for name, share in shares.items() if share > 0}
+        sds = {name: min(share / NORMAL_95, MOST_DOUBT) for name, share in shares.items() if share > 0}
+        doubted = {Step("doubt", name, 1): sd for name, sd in sds.items()}
         return replace(self, step_times=self.step_times.with_factors(doubted))
 
     def doubt(self, draft_name: str, mean_acceptance_length: float | None) -> tuple[int, float] | None:
         """Which step stands for a draft's doubtful positions, and its weight in a round; None where none does.
 
-        A position that misses instead of hitting costs a round more at most, so of a share s of doubtful positions
-        the rounds change by s · τ at most: a step of relative sd s has the weight τ.
+        A position that misses instead of hitting costs a round more at most, so with a share s of doubtful positions
+        the rounds change by s · τ at most: the step's weight is τ.
         """
         index = self._index.get(Step("doubt", draft_name, 1))
         if index is None or mean_acceptance_length is None:
             return None
-        share = float(np.sqrt(self.step_times.covariance[index, index]))
-        return index, min(mean_acceptance_length, MOST_DOUBT / share)
+        sd = float(np.sqrt(self.step_times.covariance[index, index]))
+        return index, min(mean_acceptance_length, MOST_DOUBT / sd)
 
     def with_step_times(self, step_times: StepTimes) -> Self:
         """The same with other times."""

@@ -13,16 +13,16 @@ from typing import Any
 
 from tuner.decide import Decision, no_winner
 from tuner.dispatch import Dispatcher
-from tuner.errors import EngineError, InputError, StageTimeoutError
+from tuner.errors import EngineError, InputError, MeasurementError, ModelError, StageTimeoutError
 from tuner.evidence import Evidence
+from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
-from tuner.outcome import TrialOutcome, front_members, measured_latencies
+from tuner.outcome import TrialOutcome, front_members, seen_at, sharpened
 from tuner.plan import SearchPlan
-from tuner.predictions import Predictions, prompt_lengths, target_outputs
+from tuner.predictions import Predictions, prompt_lengths, target_outputs, timed_at
 from tuner.records import (
     BaselineResult,
     CertifyResult,
-    Measurement,
     MeasureResult,
     StageKind,
     TargetOutput,
@@ -30,7 +30,7 @@ from tuner.records import (
     from_json,
     to_json,
 )
-from tuner.reuse import find_trace, keep_trace, referring, whole
+from tuner.reuse import find_trace, find_transferred, keep_trace, referring, whole, with_doubt
 from tuner.samplers import REPLAY, make_sampler
 from tuner.speculation import Speculation
 from tuner.stages import StageRunner
@@ -38,6 +38,12 @@ from tuner.stopping import Reason, Spent, StopKind
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore, utc_now
 from tuner.study import Asked, TrialLedger, distributions
 from tuner.trace_keys import TraceKey
+from tuner.traces import TraceRecord
+from tuner.transfer import key_of_pass
+
+INEXACT_NOTICE = (
+    "replay does not give this engine's own rounds: acceptance is measured, and predictions have wider limits"
+)
 
 MAX_REPEATS_IN_A_ROW = 3
 """After so many repeated suggestions the best untried prediction is enqueued instead of asking on."""
@@ -132,7 +138,7 @@ class Search:
             DispatchError: Workers are lost again and again.
         """
         baseline, traces = self._begin()
-        predictions = Predictions.of(baseline, traces).sharpened(measured_latencies(self._trials()))
+        predictions = sharpened(Predictions.of(baseline, traces), self._trials())
         configurations = tuple(one for one in self._plan.space.configurations() if not one.is_baseline)
         return PredictedStudy(
             study=self._store.study(self._plan.name),
@@ -148,7 +154,7 @@ class Search:
         for notice in self._plan.notices:
             self._observer.notice(notice)
         baseline = self._run_baseline()
-        return baseline, self._trace_all(baseline.measurement)
+        return baseline, self._trace_all(baseline)
 
     # ── baseline and predictions ──────────────────────────────────────────────────────────────────────────────
 
@@ -163,29 +169,61 @@ class Search:
             self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
         return result
 
-    def _trace_all(self, baseline: Measurement) -> tuple[TraceResult, ...]:
-        outputs = target_outputs(baseline, self._plan.workload.search_sample())
+    def _trace_all(self, baseline: BaselineResult) -> tuple[TraceResult, ...]:
+        try:
+            outputs = target_outputs(baseline.measurement, self._plan.workload.search_sample())
+        except MeasurementError as error:
+            self._observer.notice(f"nothing can be predicted: {error.message}")
+            return ()
+        if not self._plan.replay_is_exact:
+            self._observer.notice(INEXACT_NOTICE)
         traces = []
         for name in self._plan.space.draft_names:
             try:
                 traces.append(self._trace(name, outputs, baseline))
-            except EngineError as error:
+            except (EngineError, ModelError) as error:
                 self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
         return tuple(traces)
 
-    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], baseline: Measurement) -> TraceResult:
-        """The draft's trace: from the store where any study made it, else made now; its steps are timed here."""
-        key = self._plan.trace_key(draft, outputs, baseline.environment)
-        found = find_trace(self._store, key, self._plan.deepest)
-        task = self._plan.trace_task(draft, () if found else outputs, prompt_lengths(baseline))
-        if found and not self._stages.is_done(task):
-            self._observer.notice(f"{draft}: its acceptance trace {key.key} is in the database and is not made again")
+    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], baseline: BaselineResult) -> TraceResult:
+        """The draft's trace: from the store where any study made it, else made now; its steps are timed here.
+
+        An engine that cannot time steps cannot replay either: other numerics' traces serve it, with wider limits.
+        """
+        own = self._plan.trace_key(draft, outputs, baseline.measurement.environment)
+        is_timed = baseline.verify is not None
+        found = find_trace(self._store, own, self._plan.deepest)
+        if found is None and not is_timed:
+            found = find_transferred(self._store, own, self._plan.deepest)
+        task = self._plan.trace_task(
+            draft, () if found else outputs, prompt_lengths(baseline.measurement), is_timed=is_timed
+        )
+        if not self._stages.is_done(task):
+            self._tell_source(draft, found, own, is_timed=is_timed)
 
         def kept(result: bytes) -> bytes:
             made = from_json(TraceResult, result)
-            return to_json(referring(made, found) if found else self._keep_trace(made, key))
+            key = own if is_timed else key_of_pass(own)
+            known = referring(made, found) if found else self._keep_trace(made, key)
+            return to_json(with_doubt(self._store, known, own, replay_is_exact=self._plan.replay_is_exact))
 
         return whole(self._store, from_json(TraceResult, self._stages.result_of(task, kept)))
+
+    def _tell_source(self, draft: str, found: TraceRecord | None, own: TraceKey, *, is_timed: bool) -> None:
+        """Say where a trace comes from, unless the engine makes it now."""
+        if found is not None and found.key == own.key:
+            self._observer.notice(f"{draft}: its acceptance trace {own.key} is in the database and is not made again")
+        elif found is not None:
+            origin = found.header["key"]["numerics"]["engine"]
+            self._observer.notice(
+                f"{draft}: predicted with wider limits from acceptance trace {found.key} in the database, "
+                f"which {origin!r} made"
+            )
+        elif not is_timed:
+            self._observer.notice(
+                f"{draft}: engine {self._plan.space.engine!r} cannot replay it, so it is traced by a "
+                f"{key_of_pass(own).numerics.engine} and predicted with wider limits"
+            )
 
     def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:
         facts = self._study.provenance  # of those the trace gets none that names a place: it may be carried elsewhere
@@ -201,13 +239,17 @@ class Search:
     # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _try_configurations(self, baseline: BaselineResult, predictions: Predictions) -> Reason:
+        unpredicted = predictions.left_open(self._plan.objectives)
+        if unpredicted and predictions.by_configuration:
+            names = " and ".join(one.name for one in unpredicted)
+            self._observer.notice(f"{names} cannot be predicted: configurations are tried until all are, or a limit")
         self._ledger.use(
             make_sampler(
                 self._plan.sampler,
                 distributions(self._plan.space),
                 self._plan.seed,
                 forecasts=predictions.forecasts(self._plan.objectives),
-                has_unpredicted=predictions.leaves_open(self._plan.objectives),
+                has_unpredicted=bool(unpredicted),
                 epsilon=self._plan.epsilon,
             )
         )
@@ -238,7 +280,7 @@ class Search:
 
     def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
         asked = self._ask(predictions)
-        now = predictions.sharpened(measured_latencies(self._trials()))
+        now = sharpened(predictions, self._trials())
         row = self._row(asked, now.metrics(asked.speculation))
         self._store.save_trial(row)
         self._run_trial(row, baseline)
@@ -313,7 +355,7 @@ class Search:
         self, baseline: BaselineResult, traces: Sequence[TraceResult], predictions: Predictions, stopped: Reason
     ) -> SearchResult:
         measured = [trial for trial in self._tried().values() if trial.state is TrialState.COMPLETE]
-        predictions = predictions.sharpened(measured_latencies(measured))
+        predictions = sharpened(predictions, measured)
         evidence = self._evidence(baseline, traces, measured)
         choice = evidence.choose(measured, self._plan.epsilon)
         best = choice.candidate
@@ -322,7 +364,9 @@ class Search:
             decision = evidence.decide(choice, certified, self._plan.margin)
         else:
             ruled_out = stopped.text if stopped.kind is StopKind.NOTHING_WORTH_IT else None
-            decision = no_winner(measured, margin=self._plan.margin, ruled_out=ruled_out)
+            decision = no_winner(
+                measured, margin=self._plan.margin, ruled_out=ruled_out, concurrency=evidence.concurrency
+            )
         front = front_members(measured, self._untried(), predictions, self._plan.objectives)
         conclusion = {
             "decision": json.loads(to_json(decision)),
@@ -351,10 +395,14 @@ class Search:
             for trial in measured
             if not trial.speculation.is_baseline
         }
+        load = deciding(self._plan.objectives).load
+        results = {key: from_json(MeasureResult, self._stages.result_of(task)) for key, task in tasks.items()}
+        seen = traces if load is None else timed_at(traces, load)
         return Evidence(
-            baseline=baseline,
-            results={key: from_json(MeasureResult, self._stages.result_of(task)) for key, task in tasks.items()},
-            traces={one.trace.draft_name: one for one in traces},
+            baseline=baseline if load is None else baseline.at_load[load],
+            results={key: seen_at(load, baseline, result) for key, result in results.items()},
+            traces={one.trace.draft_name: one for one in seen},
+            concurrency=load,
             repetition_expected=self._plan.workload.repetition_expected,
             replay_is_exact=self._plan.replay_is_exact,
         )

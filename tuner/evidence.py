@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tuner.choice import DEFAULT_EPSILON, Choice, TriedT, choose_candidate
 from tuner.decide import DEFAULT_MARGIN, decide
+from tuner.objective import at_load
 from tuner.outputs import looping_prompts
 from tuner.physics import draft_cost_low, replayed_acceptance, rounds_alarm
 from tuner.records import BaselineResult, CertifyResult, MeasureResult, TraceResult
@@ -18,7 +19,7 @@ MOST_ALARMS_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    """What a search measured before it certified anything.
+    """What a search measured before it certified anything, with as many requests in flight as count for the verdict.
 
     Attributes:
         baseline: The target alone, over the search's prompts.
@@ -26,6 +27,7 @@ class Evidence:
         traces: Of the drafts that could be replayed, with their prompts, by name.
         repetition_expected: Says of a prompt class whether its answers repeat by nature.
         replay_is_exact: Whether the engine's own accept/reject sequence is what replay gives.
+        concurrency: Requests in flight; None for the workload's own number.
     """
 
     baseline: BaselineResult
@@ -33,6 +35,7 @@ class Evidence:
     traces: Mapping[str, TraceResult] = field(default_factory=dict)
     repetition_expected: Callable[[str], bool] = lambda _: False
     replay_is_exact: bool = True
+    concurrency: int | None = None
 
     @property
     def looping_prompts(self) -> frozenset[str]:
@@ -47,7 +50,12 @@ class Evidence:
             epsilon: Gains that are closer are equal.
         """
         return choose_candidate(
-            measured, self.results, self.baseline.measurement, epsilon=epsilon, left_out=self.looping_prompts
+            measured,
+            self.results,
+            self.baseline.measurement,
+            epsilon=epsilon,
+            left_out=self.looping_prompts,
+            speedup=at_load("speedup", self.concurrency),
         )
 
     def decide(
@@ -59,20 +67,30 @@ class Evidence:
         k = candidate.drafted_tokens
         replayed = None
         if made is not None and self.replay_is_exact:
-            replayed = replayed_acceptance(made.trace, k, self.looping_prompts)
+            replayed = replayed_acceptance(made.trace, k, self.looping_prompts, doubtful_share=made.doubtful_share)
         return decide(
             certified,
             candidate,
             tied_with=choice.tied_speculations,
             repetition_expected=self.repetition_expected,
             margin=margin,
-            draft_cost_low=0.0 if made is None else draft_cost_low(self.baseline, made.draft_steps, k),
+            draft_cost_low=self._draft_cost_low(made, k),
             replayed_acceptance=replayed,
             alarms=self.alarms([candidate, *choice.tied_speculations]),
+            concurrency=self.concurrency,
         )
 
+    def _draft_cost_low(self, made: TraceResult | None, drafted_tokens: int) -> float:
+        """Of what was timed; guessed limits are no evidence against a gain."""
+        if made is None or made.draft_steps is None:
+            return 0.0
+        return draft_cost_low(self.baseline, made.draft_steps, drafted_tokens)
+
     def alarms(self, speculations: Sequence[Speculation]) -> tuple[str, ...]:
-        """Which of these did not run the rounds that replay says, on the prompts of the search; a few in full."""
+        """Which of these did not run the rounds that replay says, on the prompts of the search; a few in full.
+
+        Of a transferred trace rounds may differ: only its interval of the acceptance length is held against it.
+        """
         found = [alarm for one in speculations if (alarm := self._alarm(one)) is not None]
         more = len(found) - MOST_ALARMS_TOLD
         told = found[:MOST_ALARMS_TOLD]
@@ -80,6 +98,6 @@ class Evidence:
 
     def _alarm(self, speculation: Speculation) -> str | None:
         made, result = self.traces.get(speculation.draft_name), self.results.get(speculation.key)
-        if made is None or result is None or not self.replay_is_exact:
+        if made is None or result is None or not self.replay_is_exact or made.doubtful_share:
             return None
         return rounds_alarm(result.candidate, self.baseline.measurement, made.trace, speculation.drafted_tokens)

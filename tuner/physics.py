@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,15 +115,27 @@ def acceptance_interval(measurement: Measurement, left_out: Collection[str] = ()
 
 
 def replayed_acceptance(
-    trace: Trace, drafted_tokens: int, left_out: Collection[str] = (), seed: int = 0
+    trace: Trace,
+    drafted_tokens: int,
+    left_out: Collection[str] = (),
+    seed: int = 0,
+    *,
+    doubtful_share: float = 0.0,
 ) -> Interval | None:
-    """The same of a replayed configuration; None for fewer than three prompts, or where the trace is not exact."""
+    """The same of a replayed configuration; None for fewer than three prompts, or where the trace is not exact.
+
+    Each doubtful position may cost a round or save one, which moves τ by up to that share · τ of itself.
+    """
     if not exactness(trace, drafted_tokens).is_exact:
         return None
     kept = [prompt.prompt_id for prompt in trace.prompts if prompt.prompt_id not in left_out]
     rounds = replay(trace, drafted_tokens, kept)
     table = np.column_stack([np.asarray(rounds.output_tokens) - 1.0, np.asarray(rounds.rounds, dtype=np.float64)])
-    return _ratio(table[(table > 0).all(axis=1)], seed)
+    found = _ratio(table[(table > 0).all(axis=1)], seed)
+    if found is None or not doubtful_share:
+        return found
+    factor = 1 + doubtful_share * found.estimate
+    return replace(found, low=found.low / factor, high=found.high * factor)
 
 
 def _ratio(table: NDArray[np.float64], seed: int) -> Interval | None:

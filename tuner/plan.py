@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tuner.decide import DEFAULT_MARGIN
-from tuner.objective import Objective
+from tuner.objective import Objective, deciding, further_loads
 from tuner.records import Prompt, StageKind, TargetOutput
 from tuner.samplers import EPSILON, SamplerName
 from tuner.search_space import SearchSpace
@@ -65,8 +65,14 @@ class SearchPlan:
     notices: tuple[str, ...] = ()
 
     @property
+    def loads(self) -> tuple[int, ...]:
+        """Requests in flight beside the workload's own number, at which objectives want figures."""
+        return further_loads(self.objectives)
+
+    @property
     def spec(self) -> Mapping[str, Any]:
         """What makes two searches the same study, as plain JSON values."""
+        prices = [objective.price_per_hour for objective in self.objectives if objective.price_per_hour is not None]
         return {
             "target": self.target_name,
             "models": dict(self.fingerprints),
@@ -79,6 +85,8 @@ class SearchPlan:
             "weight_format": self.weight_format,
             "num_threads": self.num_threads,
             "max_model_len": self.max_model_len,
+            **({"loads": list(self.loads)} if self.loads else {}),
+            **({"price_per_hour": prices[0]} if prices else {}),
         }
 
     @property
@@ -93,7 +101,7 @@ class SearchPlan:
         return EngineConfig(
             target_model=self.target_model,
             speculation=replace(speculation, draft_model=folder),
-            max_num_seqs=self.workload.concurrency,
+            max_num_seqs=max((self.workload.concurrency, *self.loads)),
             max_model_len=self.max_model_len,
             weight_format=self.weight_format,
             num_threads=self.num_threads,
@@ -111,18 +119,24 @@ class SearchPlan:
         return self._task(StageKind.BASELINE, NO_SPECULATION, self.workload.search_sample(), timing=timing)
 
     def trace_task(
-        self, draft_name: str, outputs: Sequence[TargetOutput], prefill_tokens: tuple[int, ...] = ()
+        self,
+        draft_name: str,
+        outputs: Sequence[TargetOutput],
+        prefill_tokens: tuple[int, ...] = (),
+        *,
+        is_timed: bool = True,
     ) -> StageTask:
         """One draft's proposals along the target's outputs, and the cost of proposing; without outputs only that.
 
-        ``prefill_tokens`` are lengths of prompts: the draft's reading of them is timed.
+        ``prefill_tokens`` are lengths of prompts: the draft's reading of them is timed. Where the engine can time
+        nothing it cannot replay either, and the trace is made without it.
         """
         lengths = tuple(range(1, self.deepest + 1))
         timing = StepTiming(
             verify_widths=(), draft_lengths=lengths, repeats=STEP_REPEATS, prefill_tokens=prefill_tokens
         )
         speculation = self.space.speculation(draft_name, self.deepest)
-        return self._task(StageKind.TRACE, speculation, (), timing=timing, outputs=tuple(outputs))
+        return self._task(StageKind.TRACE, speculation, (), timing=timing if is_timed else None, outputs=tuple(outputs))
 
     def trace_key(self, draft_name: str, outputs: Sequence[TargetOutput], environment: Mapping[str, str]) -> TraceKey:
         """What a draft's trace along these outputs depends on; ``environment`` is the baseline measurement's."""
@@ -144,8 +158,14 @@ class SearchPlan:
         return self._task(StageKind.MEASURE, speculation, self.workload.search_sample())
 
     def certify_tasks(self, speculation: Speculation) -> tuple[StageTask, ...]:
-        """The winner and the baseline in alternating blocks, on prompts the search has not seen: one task per load."""
-        first = self._task(StageKind.CERTIFY, speculation, self.workload.certify_sample())
+        """The winner and the baseline in alternating blocks, on prompts the search has not seen: one task per load.
+
+        With as many requests in flight as the objective says that decides.
+        """
+        load = deciding(self.objectives).load or self.workload.concurrency
+        first = replace(
+            self._task(StageKind.CERTIFY, speculation, self.workload.certify_sample()), concurrency=load, loads=()
+        )
         others = [content_key({"key": first.key, "load": load}) for load in range(1, self.certify_loads)]
         return (first, *(replace(first, key=key) for key in others))
 
@@ -168,6 +188,7 @@ class SearchPlan:
             sampling=self.workload.sampling,
             concurrency=self.workload.concurrency,
             cache_dir=self.cache_dir,
+            loads=self.loads,
             outputs=outputs,
             timing=timing,
             deadline_s=self.deadline_s,

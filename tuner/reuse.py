@@ -11,6 +11,7 @@ from tuner.records import TraceResult
 from tuner.store import TrialStore
 from tuner.trace_keys import TraceKey
 from tuner.traces import TraceRecord, cut_to, pack_trace, unpack_trace
+from tuner.transfer import INEXACT_SHARE, doubtful_share
 
 
 def find_trace(store: TrialStore, key: TraceKey, depth: int) -> TraceRecord | None:
@@ -33,6 +34,37 @@ def transferred_traces(store: TrialStore, key: TraceKey) -> tuple[TraceRecord, .
     """
     others = [one for one in store.traces(key.path_key) if one.key != key.key]
     return tuple(sorted(others, key=lambda one: -one.depth))
+
+
+def find_transferred(store: TrialStore, key: TraceKey, depth: int) -> TraceRecord | None:
+    """The deepest transferred trace for at least ``depth`` drafted tokens, with its data; None where there is none.
+
+    Raises:
+        TraceError: The store has it, and it is damaged.
+    """
+    deep = [one for one in transferred_traces(store, key) if one.depth >= depth]
+    kept = store.trace(deep[0].key) if deep else None
+    if kept is None or kept.data is None:
+        return None
+    unpack_trace(kept.data)
+    return kept
+
+
+def with_doubt(store: TrialStore, result: TraceResult, own: TraceKey, *, replay_is_exact: bool) -> TraceResult:
+    """The result with the share of positions at which the engine may do otherwise than its trace says.
+
+    Args:
+        store: Where its trace is kept.
+        result: Refers to a trace.
+        own: Key of the trace that the engine would make itself.
+        replay_is_exact: As the engine says of itself.
+    """
+    share = 0.0 if replay_is_exact else INEXACT_SHARE
+    kept = None if result.trace_key in (None, own.key) else store.trace(result.trace_key)
+    if kept is not None and kept.data is not None:
+        known = unpack_trace(kept.data)
+        share += doubtful_share(known.trace, known.key.numerics, own.numerics)
+    return replace(result, doubtful_share=share)
 
 
 def keep_trace(store: TrialStore, result: TraceResult, key: TraceKey, provenance: Mapping[str, Any]) -> TraceResult:

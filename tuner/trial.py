@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
 from tuner.errors import UnsupportedConfigurationError
-from tuner.measure import MeasureLimits, measure, measure_blocks, measure_with_anchor, process_tree_bytes
+from tuner.measure import (
+    MeasureLimits,
+    measure,
+    measure_blocks,
+    measure_loads,
+    measure_with_anchor,
+    process_tree_bytes,
+)
+from tuner.models.config import read_model_config
 from tuner.outputs import divergences
+from tuner.priors import step_limits
 from tuner.records import (
     BaselineResult,
     CertifyResult,
@@ -28,6 +38,7 @@ from tuner.records import (
     to_json,
 )
 from tuner.speculation import NO_SPECULATION, EngineConfig
+from tuner.transfer import trace_without_engine
 
 Progress = Callable[[int, int], None]
 """Called with (finished, total) requests."""
@@ -58,9 +69,11 @@ class StageTask:
         engine: Name of the engine's entry point.
         config: What is loaded; the baseline is this with ``NO_SPECULATION``.
         prompts: In order of sending.
+        loads: Further numbers of requests in flight at which ``baseline`` and ``measure`` run the prompts once more.
         outputs: The target's own outputs, for ``trace`` only; empty where the trace is made already, which leaves
             the timing.
-        timing: Single steps to time, for ``baseline`` and ``trace``.
+        timing: Single steps to time, for ``baseline`` and ``trace``; of a ``trace`` None means that the engine can
+            neither replay nor time, so that none is loaded.
         deadline_s: Ends the stage this long after it began to run.
     """
 
@@ -74,6 +87,7 @@ class StageTask:
     sampling: Sampling
     concurrency: int
     cache_dir: str
+    loads: tuple[int, ...] = ()
     outputs: tuple[TargetOutput, ...] = ()
     timing: StepTiming | None = None
     attempt: int = 0
@@ -107,17 +121,23 @@ def run_stage(task: StageTask, progress: Progress | None = None) -> bytes:
 
 def _run_baseline(engine: Engine, task: StageTask, progress: Progress | None) -> BaselineResult:
     with _load(engine, replace(task.config, speculation=NO_SPECULATION), task) as loaded:
-        measurement = measure(loaded, task.prompts, task.limits, progress=progress)
-        return BaselineResult(measurement=measurement, verify=_time_verify(loaded, task))
+        measured = measure_loads(loaded, task.prompts, task.limits, task.loads, progress)
+        results = {
+            load: BaselineResult(measurement=one, verify=_time_verify(loaded, task.timing, load))
+            for load, one in measured.items()
+        }
+        return replace(results.pop(task.concurrency), at_load=results)
 
 
-def _time_verify(loaded: LoadedEngine, task: StageTask) -> TimedSteps | None:
-    if task.timing is None or not isinstance(loaded, Replayable):
+def _time_verify(loaded: LoadedEngine, timing: StepTiming | None, batch: int) -> TimedSteps | None:
+    if timing is None or not isinstance(loaded, Replayable):
         return None
-    return loaded.time_verify(task.timing.verify_widths, task.timing.repeats, task.concurrency)
+    return loaded.time_verify(timing.verify_widths, timing.repeats, batch)
 
 
 def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> TraceResult:
+    if task.timing is None:
+        return _trace_without_engine(engine, task, progress)
     with _load(engine, task.config, task) as loaded:
         if not isinstance(loaded, Replayable) or task.timing is None:
             raise UnsupportedConfigurationError(
@@ -129,7 +149,31 @@ def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> Tr
         trace = loaded.trace(task.outputs, task.sampling) if task.outputs else _trace_of_nothing(task)
         if progress is not None:
             progress(len(task.outputs), len(task.outputs))
-        return TraceResult(trace=trace, draft_steps=steps, draft_prefill=prefill)
+        at_load = {load: loaded.time_draft(timing.draft_lengths, timing.repeats, load) for load in task.loads}
+        return TraceResult(trace=trace, draft_steps=steps, draft_prefill=prefill, draft_steps_at_load=at_load)
+
+
+def _trace_without_engine(engine: Engine, task: StageTask, progress: Progress | None) -> TraceResult:
+    """For engines that cannot replay: a transferred trace, and limits of the steps that were not timed."""
+    config, abilities = task.config, engine.capabilities
+    trace = (
+        trace_without_engine(
+            config, task.outputs, task.sampling, drafts_are_sampled=abilities.drafts_are_sampled, progress=progress
+        )
+        if task.outputs
+        else _trace_of_nothing(task)
+    )
+    if progress is not None:
+        progress(len(task.outputs), len(task.outputs))
+    draft = config.speculation.draft_model
+    limits = step_limits(
+        read_model_config(Path(config.target_model)),
+        None if draft is None else read_model_config(Path(draft)),
+        most_drafted_tokens=config.speculation.drafted_tokens,
+        device=abilities.device,
+        wasted_draft_passes=abilities.wasted_draft_passes,
+    )
+    return TraceResult(trace=trace, limits=limits)
 
 
 def _trace_of_nothing(task: StageTask) -> Trace:
@@ -147,9 +191,8 @@ def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> 
 def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> MeasureResult:
     if engine.capabilities.loads_at_once < 2:
         with _load(engine, task.config, task) as candidate:
-            return MeasureResult(
-                candidate=measure(candidate, task.prompts, task.limits, progress=progress), anchor=None
-            )
+            measured = measure_loads(candidate, task.prompts, task.limits, task.loads, progress)
+            return MeasureResult(candidate=measured.pop(task.concurrency), anchor=None, at_load=measured)
     with ExitStack() as stack:
         candidate = stack.enter_context(_load(engine, task.config, task))
         alone = process_tree_bytes()
@@ -159,6 +202,7 @@ def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> 
             candidate,
             task.prompts,
             task.limits,
+            loads=task.loads,
             anchor_bytes=process_tree_bytes() - alone,
             progress=progress,
         )

@@ -105,14 +105,24 @@ class SimulatedEngine:
         return Simulation(self.world, config)
 
 
-class Simulation:
+class OpaqueEngine(SimulatedEngine):
+    """One that can neither replay its drafts nor time single steps, as those of third parties."""
+
+    name: ClassVar[str] = "opaque"
+
+    def load(self, config: EngineConfig, artifact: Artifact) -> OpaqueSimulation:  # type: ignore[override]
+        super().load(config, artifact)
+        return OpaqueSimulation(self.world, config)
+
+
+class OpaqueSimulation:
     def __init__(self, world: World, config: EngineConfig) -> None:
         self._world = world
         self._draft = config.speculation.draft_name
         self._tokens = config.speculation.drafted_tokens
         self._totals = Counters()
 
-    def run(self, arrivals: Iterable[Arrival]) -> Iterator[Event]:
+    def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
         for arrival in arrivals:
             yield from self._serve(arrival)
 
@@ -159,6 +169,21 @@ class Simulation:
     def environment(self) -> dict[str, str]:
         return {"engine": "simulated"}
 
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Simulation(OpaqueSimulation):
+    """One that can do both."""
+
     def trace(self, outputs: Sequence[TargetOutput], sampling: Sampling = GREEDY) -> Trace:
         return Trace(
             draft_name=self._draft,
@@ -198,17 +223,6 @@ class Simulation:
             return None
         seconds = {tokens: (self._world.draft_prefill_s(self._draft),) * repeats for tokens in prompt_tokens}
         return TimedSteps(step="draft_prefill", seconds=seconds)
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def output_ids(prompt_id: str, length: int) -> tuple[int, ...]:

@@ -153,14 +153,14 @@ def test_guessed_costs_hold_the_limits_in_milliseconds() -> None:
     assert costs.round_ms("small", 2) == pytest.approx(3 * median + row * np.arange(3))
 
 
-def test_doubtful_positions_are_a_step_of_one_with_the_share_as_its_error() -> None:
+def test_doubtful_positions_are_a_step_of_one_with_the_share_as_its_limit() -> None:
     costs = guessed_costs(QWEN3_32B, {"small": QWEN3_0_6B}, 40.0, most_drafted_tokens=15)
     doubted = costs.with_doubts({"small": 0.02})
     assert costs.with_doubts({"small": 0.0}) is costs
     assert costs.doubt("small", 3.0) is None
     index, weight = doubted.doubt("small", 3.0) or (0, 0.0)
     assert doubted.step_times.steps[index] == Step("doubt", "small", 1)
-    assert doubted.step_times.medians("doubt", "small")[1] == pytest.approx((1.0, 0.02))
+    assert doubted.step_times.medians("doubt", "small")[1] == pytest.approx((1.0, 0.02 / 1.96))
     assert weight == 3.0
     assert doubted.round_ms("small", 2) == pytest.approx(costs.round_ms("small", 2))
-    assert (doubted.doubt("small", 99.0) or (0, 0.0))[1] == pytest.approx(0.25 / 0.02)
+    assert (doubted.doubt("small", 99.0) or (0, 0.0))[1] == pytest.approx(0.25 * 1.96 / 0.02)
