@@ -36,7 +36,7 @@ class Tried(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Its figures; ``"speedup"`` is the gain over no speculation."""
+        """Its figures; ``"speedup"`` is the gain over no speculation, ``"speedup@4"`` that at four in flight."""
         ...
 
 
@@ -90,6 +90,7 @@ def choose_candidate(
     *,
     epsilon: float = DEFAULT_EPSILON,
     left_out: Collection[str] = (),
+    speedup: str = "speedup",
     seed: int = 0,
 ) -> Choice[TriedT]:
     """The configuration to certify.
@@ -104,24 +105,25 @@ def choose_candidate(
         baseline: The search's run of the target alone.
         epsilon: Relative, e.g. 0.01.
         left_out: Prompts that count for no configuration.
+        speedup: Name of the gain among a trial's figures; the measurements are of its number of requests in flight.
         seed: Of the resampling.
     """
-    best = max(measured, key=lambda trial: (_gain(trial), not trial.speculation.is_baseline))
+
+    def gain(trial: Tried) -> float:
+        return trial.metrics.get(speedup) or 0.0
+
+    best = max(measured, key=lambda trial: (gain(trial), not trial.speculation.is_baseline))
     ties = [
         trial
         for trial in measured
         if trial is best
         or (
-            _gain(trial) * (1 + epsilon) >= _gain(best)
+            gain(trial) * (1 + epsilon) >= gain(best)
             and _covers_one(_comparison(best, trial, results, baseline, left_out, seed))
         )
     ]
     simplest, *others = sorted(ties, key=simplicity)
     return Choice(candidate=simplest, tied_with=() if simplest.speculation.is_baseline else tuple(others))
-
-
-def _gain(trial: Tried) -> float:
-    return trial.metrics.get("speedup") or 0.0
 
 
 def _comparison(

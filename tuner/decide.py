@@ -11,12 +11,13 @@ from tuner.errors import MeasurementError
 from tuner.intervals import Interval, prompts_needed
 from tuner.loads import PooledLoads, pool_loads
 from tuner.metrics import mean_acceptance_length
+from tuner.objective import at_load
 from tuner.outputs import Losslessness, identical_outputs, looping_prompts, losslessness
 from tuner.pairing import anchored_speedup, paired_speedup
 from tuner.physics import PhysicsCheck, acceptance_alarm, acceptance_interval, physics_check
 from tuner.records import CertifyResult, Measurement
 from tuner.speculation import Speculation
-from tuner.verdict import Decision, Verdict, notes_of, sentence_of, spoken_bugs
+from tuner.verdict import Decision, Verdict, notes_of, sentence_of, spoken_bugs, spoken_load
 
 DEFAULT_MARGIN = 0.02
 """A gain that pays for running a second model."""
@@ -45,6 +46,7 @@ def decide(
     draft_cost_low: float = 0.0,
     replayed_acceptance: Interval | None = None,
     alarms: Sequence[str] = (),
+    concurrency: int | None = None,
     seed: int = 0,
 ) -> Decision:
     """The verdict on a candidate that was run in alternating blocks with the baseline.
@@ -63,6 +65,7 @@ def decide(
         draft_cost_low: See ``physics.draft_cost_low``; 0 where unknown.
         replayed_acceptance: See ``physics.replayed_acceptance``; measured acceptance beside it is an alarm.
         alarms: What else was found amiss; goes to the notes.
+        concurrency: Requests that were in flight, for the sentence; None for the workload's own number.
         seed: Of the resampling.
 
     Raises:
@@ -95,6 +98,7 @@ def decide(
         seconds_needed=_seconds_needed(pooled, needed),
         losslessness=lossless,
         loads=len(loads),
+        concurrency=concurrency,
     )
     amiss = (*alarms, *([] if alarm is None else [alarm]))
     notes = notes_of(decision, loads, pooled.load_error)
@@ -171,18 +175,25 @@ def _seconds_needed(pooled: PooledLoads, needed: int | None) -> float | None:
 # ── nothing to certify ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN, ruled_out: str | None = None) -> Decision:
+def no_winner(
+    measured: Sequence[Tried],
+    margin: float = DEFAULT_MARGIN,
+    ruled_out: str | None = None,
+    concurrency: int | None = None,
+) -> Decision:
     """The verdict of a search in which no candidate beat the baseline, so that there is nothing to certify.
 
     Args:
         measured: No speculation among them.
         margin: Smallest gain worth recommending.
         ruled_out: Why no configuration with speculation was worth a measurement, where predictions say so.
+        concurrency: Requests in flight at which gains count; None for the workload's own number.
     """
+    speedup = at_load("speedup", concurrency)
     gains = [
         (gain, trial.speculation)
         for trial in measured
-        if not trial.speculation.is_baseline and (gain := trial.metrics.get("speedup")) is not None
+        if not trial.speculation.is_baseline and (gain := trial.metrics.get(speedup)) is not None
     ]
     if not gains:
         was_measured = any(not trial.speculation.is_baseline for trial in measured)
@@ -199,9 +210,10 @@ def no_winner(measured: Sequence[Tried], margin: float = DEFAULT_MARGIN, ruled_o
     return Decision(
         verdict=Verdict.DO_NOT_SPECULATE,
         sentence=f"Do not speculate: the best of {len(gains)} measured configurations, {best.label}, "
-        f"has {gain:.2f} times the speed of no speculation.",
+        f"has {gain:.2f} times the speed of no speculation{spoken_load(concurrency)}.",
         margin=margin,
         candidate=best,
+        concurrency=concurrency,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from tuner.errors import MeasurementError, TunerError
 from tuner.intervals import ratio_interval
 from tuner.metrics import LATENCIES, decode_ms, decoded_tokens, e2e_ms, summarize
-from tuner.objective import Objective, losses, values
+from tuner.objective import COST, THROUGHPUT, Objective, at_load, losses, values
 from tuner.outputs import identical_outputs, looping_prompts
-from tuner.pairing import anchored_speedup
+from tuner.pairing import anchored_speedup, paired_speedup
 from tuner.pareto import front_probabilities, log_normal_draws, pareto_front
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, Measurement, MeasureResult, RequestRecord
 from tuner.speculation import Speculation
+from tuner.step_times import LOAD_ERROR
 from tuner.store import ParetoEntry, TrialRecord, TrialState
 
-TIMED_METRICS = frozenset((*LATENCIES, "output_tokens_per_s", "goodput_requests_per_s"))
+TIMED_METRICS = frozenset((*LATENCIES, THROUGHPUT, COST, "goodput_requests_per_s"))
 """Metrics that a clock decides, and that are known only as well as the gain over no speculation."""
 
 FRONT_DRAWS = 1000
@@ -56,8 +57,15 @@ class TrialOutcome:
         """The target alone: a speed-up of exactly 1."""
         return cls(
             state=TrialState.COMPLETE,
-            values=values(result.measurement, objectives),
-            metrics=summarize(result.measurement) | _tpot_limits(result.measurement) | {"speedup": 1.0},
+            values=values(result.measurement, objectives, _measurements(result)),
+            metrics=summarize(result.measurement)
+            | _tpot_limits(result.measurement)
+            | {"speedup": 1.0}
+            | {
+                at_load(name, load): value
+                for load, one in _measurements(result).items()
+                for name, value in {**summarize(one), "speedup": 1.0}.items()
+            },
         )
 
     @classmethod
@@ -78,9 +86,10 @@ class TrialOutcome:
         looping = looping_prompts(baseline.measurement, repetition_expected)
         speedup = anchored_speedup(baseline.measurement, result, left_out=looping)
         agreement = identical_outputs(baseline.measurement, candidate)
+        at_loads = {load: at_reference_speed(one, slowdown) for load, one in result.at_load.items()}
         return cls(
             state=TrialState.COMPLETE,
-            values=values(candidate, objectives),
+            values=values(candidate, objectives, at_loads),
             metrics=summarize(candidate)
             | _tpot_limits(candidate)
             | {
@@ -89,7 +98,8 @@ class TrialOutcome:
                 "speedup_high": None if speedup is None else speedup.high,
                 "identical_share": agreement.share_identical,
                 "machine_slowdown": slowdown,
-            },
+            }
+            | _metrics_at_loads(_measurements(baseline), at_loads, looping),
         )
 
     @classmethod
@@ -108,6 +118,38 @@ class TrialOutcome:
             error=self.error,
             ended_at=ended_at,
         )
+
+
+def _measurements(baseline: BaselineResult) -> dict[int, Measurement]:
+    """Of the further loads."""
+    return {load: one.measurement for load, one in baseline.at_load.items()}
+
+
+def _metrics_at_loads(
+    baseline: Mapping[int, Measurement], candidate: Mapping[int, Measurement], left_out: Collection[str]
+) -> dict[str, float | None]:
+    """Columns of a candidate at further loads, with its speed-up there; both sides at the same machine's speed."""
+    columns: dict[str, float | None] = {}
+    for load, measured in candidate.items():
+        gain = paired_speedup(baseline[load], measured, left_out=left_out)
+        figures = summarize(measured) | {
+            "speedup": None if gain is None else gain.estimate,
+            "speedup_low": None if gain is None else gain.low,
+            "speedup_high": None if gain is None else gain.high,
+        }
+        columns |= {at_load(name, load): value for name, value in figures.items()}
+    return columns
+
+
+def seen_at(load: int | None, baseline: BaselineResult, result: MeasureResult) -> MeasureResult:
+    """What was measured with that many requests in flight, None for the workload's own number.
+
+    At a further load no anchor ran: times are brought to the machine's speed of the baseline by that of the own load.
+    """
+    if load is None:
+        return result
+    slowdown = machine_slowdown(baseline.measurement, result.anchor)
+    return MeasureResult(candidate=at_reference_speed(result.at_load[load], slowdown), anchor=None)
 
 
 def _tpot_limits(measurement: Measurement) -> dict[str, float | None]:
@@ -168,27 +210,36 @@ def _scaled(record: RequestRecord, slowdown: float) -> RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contender:
-    """A configuration that may be on the front, and how sure its speed is; None where that is not known."""
+    """A configuration that may be on the front, with its figures."""
 
     entry: ParetoEntry
-    log_error: float | None
+    metrics: Mapping[str, float | None]
 
-    @classmethod
-    def of(cls, entry: ParetoEntry, metrics: Mapping[str, float | None]) -> _Contender:
-        low, high = metrics.get("speedup_low"), metrics.get("speedup_high")
-        if entry.speculation.is_baseline:
-            return cls(entry=entry, log_error=0.0)
-        return cls(entry=entry, log_error=math.log(high / low) / (2 * NORMAL_95) if low and high else None)
+    def log_error(self, objective: Objective) -> float | None:
+        """Standard error of the logarithm of an objective; None where it is not known."""
+        if self.entry.speculation.is_baseline or objective.metric not in TIMED_METRICS:
+            return 0.0
+        low, high = (self.metrics.get(at_load(name, objective.load)) for name in ("speedup_low", "speedup_high"))
+        over_prompts = math.log(high / low) / (2 * NORMAL_95) if low and high else None
+        if objective.load is None:
+            return over_prompts
+        return math.hypot(over_prompts or 0.0, LOAD_ERROR)
 
 
-def measured_latencies(trials: Sequence[TrialRecord]) -> dict[tuple[str, int], float]:
+def sharpened(predictions: Predictions, trials: Sequence[TrialRecord]) -> Predictions:
+    """The predictions after what these trials measured, at every load."""
+    at_loads = {load: measured_latencies(trials, load) for load in predictions.at_load}
+    return predictions.sharpened(measured_latencies(trials), at_loads)
+
+
+def measured_latencies(trials: Sequence[TrialRecord], load: int | None = None) -> dict[tuple[str, int], float]:
     """Mean end-to-end latency of each measured configuration with speculation, ms, by draft and drafted tokens."""
     return {
         (trial.speculation.draft_name, trial.speculation.drafted_tokens): latency
         for trial in trials
         if trial.state is TrialState.COMPLETE
         and not trial.speculation.is_baseline
-        and (latency := trial.metrics.get("e2e_ms_mean")) is not None
+        and (latency := trial.metrics.get(at_load("e2e_ms_mean", load))) is not None
     }
 
 
@@ -203,18 +254,18 @@ def front_members(
     Each member has its probability of not being dominated, over all contenders; see ``_probabilities``.
     """
     contenders = [
-        _Contender.of(
-            ParetoEntry(
+        _Contender(
+            entry=ParetoEntry(
                 speculation=trial.speculation, values=trial.values, trial_number=trial.number, is_measured=True
             ),
-            trial.metrics,
+            metrics=trial.metrics,
         )
         for trial in trials
     ]
     contenders += [
-        _Contender.of(
-            ParetoEntry(speculation=speculation, values=predicted, trial_number=None, is_measured=False),
-            predictions.metrics(speculation),
+        _Contender(
+            entry=ParetoEntry(speculation=speculation, values=predicted, trial_number=None, is_measured=False),
+            metrics=predictions.metrics(speculation),
         )
         for speculation in untried
         if (predicted := predictions.values(speculation, objectives)) is not None
@@ -235,19 +286,18 @@ def _probabilities(
 ) -> Sequence[float | None]:
     """Each contender's probability of being on the true front; None for all where one's speed has no interval.
 
-    Latencies and throughputs vary as the gain over no speculation does, by its interval, measured or predicted, and
-    independently of each other: what all configurations share, the prompts and the baseline's own noise, cancels in
-    that gain. No speculation is the yardstick and does not vary. Waste, acceptance and memory are counted, not timed.
+    Latencies, throughputs and costs vary as the gain over no speculation does, by its interval, measured or predicted,
+    and independently of each other: what all configurations share, the prompts and the baseline's own noise, cancels
+    in that gain. At a further load no anchor runs, so what differs between two loads of an engine is added there. No
+    speculation is the yardstick and does not vary. Waste, acceptance and memory are counted, not timed.
 
     Args:
         contenders: Measured and predicted.
         table: [contenders, objectives], lower is better.
         objectives: Of the study.
     """
-    errors = [one.log_error for one in contenders]
-    known = np.array([error for error in errors if error is not None])
-    if len(known) < len(errors) or not errors:
-        return [None] * len(errors)
-    is_timed = np.array([objective.metric in TIMED_METRICS for objective in objectives])
-    draws = log_normal_draws(table, known[:, None] * is_timed, FRONT_DRAWS, FRONT_SEED)
+    errors = np.array([[one.log_error(objective) for objective in objectives] for one in contenders], dtype=np.float64)
+    if not len(contenders) or np.isnan(errors).any():
+        return [None] * len(contenders)
+    draws = log_normal_draws(table, errors, FRONT_DRAWS, FRONT_SEED)
     return [float(share) for share in front_probabilities(draws)]

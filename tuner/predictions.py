@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Self
 
 import numpy as np
@@ -14,7 +15,7 @@ from tuner.cost_model import CostModel, plain_round_ms
 from tuner.errors import MeasurementError
 from tuner.forecast import Candidate, Forecast, Key
 from tuner.metrics import summarize
-from tuner.objective import Objective
+from tuner.objective import OBJECTIVES, THROUGHPUT, Objective, at_load
 from tuner.prediction import (
     BaselinePaths,
     PredictedPaths,
@@ -41,12 +42,14 @@ class Predictions:
         baseline: Figures of no speculation, by the names of ``metrics.summarize``.
         paths: What the predictions rest on.
         costs: Times of the steps; None where there is no prediction.
+        at_load: The same at further numbers of requests in flight.
     """
 
     by_configuration: Mapping[Key, Prediction]
     baseline: Mapping[str, float | None] = field(default_factory=dict)
     paths: Mapping[Key, PredictedPaths] = field(default_factory=dict)
     costs: CostModel | None = None
+    at_load: Mapping[int, Predictions] = field(default_factory=dict)
 
     @classmethod
     def of(cls, baseline: BaselineResult, traces: Sequence[TraceResult], costs: CostModel | None = None) -> Self:
@@ -57,6 +60,11 @@ class Predictions:
             traces: Of the drafts that can be replayed; with limits of their steps where none could be timed.
             costs: Of the steps; None takes the timed ones, or those guessed from the limits.
         """
+        at_load = {load: cls.of(result, timed_at(traces, load)) for load, result in baseline.at_load.items()}
+        return replace(cls._of_one_load(baseline, traces, costs), at_load=at_load)
+
+    @classmethod
+    def _of_one_load(cls, baseline: BaselineResult, traces: Sequence[TraceResult], costs: CostModel | None) -> Self:
         costs = costs or _costs(baseline, traces)
         if costs is None:
             return cls(by_configuration={})
@@ -81,17 +89,21 @@ class Predictions:
         }
         return cls(by_configuration=with_rate, baseline=baseline, paths=paths, costs=costs)
 
-    def sharpened(self, measured: Mapping[Key, float]) -> Self:
+    def sharpened(
+        self, measured: Mapping[Key, float], at_load: Mapping[int, Mapping[Key, float]] = MappingProxyType({})
+    ) -> Self:
         """The predictions after configurations were measured: the step times that explain them best price all.
 
         Args:
             measured: Mean end-to-end latency of each, ms, at the machine's speed of the baseline.
+            at_load: The same at further numbers of requests in flight.
         """
         if self.costs is None or not measured:
             return self
-        costs = self.costs.with_step_times(self._forecast("e2e_ms_mean", "e2e_ms").fitted(measured))
+        costs = self.costs.with_step_times(self._forecast(OBJECTIVES["e2e_ms"]).fitted(measured))
         priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items()}
-        return self._priced(self.baseline, priced, costs)
+        others = {load: one.sharpened(at_load.get(load, {})) for load, one in self.at_load.items()}
+        return replace(self._priced(self.baseline, priced, costs), at_load=others)
 
     # ── one configuration ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,14 +121,21 @@ class Predictions:
             "speedup": prediction.speedup,
             "speedup_low": prediction.speedup_low,
             "speedup_high": prediction.speedup_high,
+            **self._metrics_at_load(speculation),
+        }
+
+    def _metrics_at_load(self, speculation: Speculation) -> dict[str, float]:
+        return {
+            at_load(name, load): value
+            for load, one in self.at_load.items()
+            for name, value in one.metrics(speculation).items()
         }
 
     def values(self, speculation: Speculation, objectives: Sequence[Objective]) -> dict[str, float] | None:
         """Predicted objective values; None unless every objective can be predicted."""
-        columns = self.metrics(speculation)
-        if any(objective.column not in columns for objective in objectives):
-            return None
-        return {objective.name: columns[objective.column] for objective in objectives}
+        found = {one.name: one.value_in(self._at(one.load).metrics(speculation)) for one in objectives}
+        known = {name: value for name, value in found.items() if value is not None}
+        return known if len(known) == len(found) else None
 
     def ranked(self, candidates: Sequence[Speculation]) -> list[Speculation]:
         """The candidates that have a prediction, fastest first."""
@@ -146,33 +165,42 @@ class Predictions:
     def forecasts(self, objectives: Sequence[Objective]) -> dict[int, Forecast]:
         """A forecast for each objective that is predicted within limits, by its position."""
         return {
-            index: self._forecast(objective.column, objective.metric)
+            index: self._at(objective.load)._forecast(objective)
             for index, objective in enumerate(objectives)
             if objective.name not in EXACT and self._is_predicted(objective)
         }
 
-    def leaves_open(self, objectives: Sequence[Objective]) -> bool:
-        """Whether some objective can only be measured, as memory can."""
-        return any(objective.name not in EXACT and not self._is_predicted(objective) for objective in objectives)
+    def left_open(self, objectives: Sequence[Objective]) -> tuple[Objective, ...]:
+        """Objectives that can only be measured, as memory: no bound on them ends a search."""
+        return tuple(one for one in objectives if one.name not in EXACT and not self._is_predicted(one))
 
     def _is_predicted(self, objective: Objective) -> bool:
-        predicted = self.by_configuration.values()
-        return bool(predicted) and all(one.columns.get(objective.column) for one in predicted)
+        predicted = self._at(objective.load).by_configuration.values()
+        return bool(predicted) and all(objective.value_in(one.columns) for one in predicted)
 
-    def _forecast(self, column: str, metric: str) -> Forecast:
+    def _at(self, load: int | None) -> Predictions:
+        return self if load is None else self.at_load.get(load, Predictions(by_configuration={}))
+
+    def _forecast(self, objective: Objective) -> Forecast:
+        """For an objective of this load."""
         assert self.costs is not None  # noqa: S101 - there is a prediction, so there is a price
-        value = self.baseline[column] or math.nan
-        is_rate = metric == "output_tokens_per_s"
+        log_ms = self.costs.step_times.log_ms
         return Forecast(
             candidates=tuple(
-                _candidate(key, self.paths[key], one.columns[column] or math.nan, metric, self.costs.step_times.log_ms)
+                _candidate(key, self.paths[key], objective.value_in(one.columns) or math.nan, objective.metric, log_ms)
                 for key, one in self.by_configuration.items()
             ),
             step_times=self.costs.step_times,
-            baseline_value=value,
-            is_rate=is_rate,
+            baseline_value=objective.value_in(self.baseline) or math.nan,
+            is_rate=objective.metric == THROUGHPUT,
             widths_are_timed=self.costs.widths_are_timed,
         )
+
+
+def timed_at(traces: Sequence[TraceResult], load: int) -> tuple[TraceResult, ...]:
+    """The traces with what drafting costs at that many requests in flight; those of which it is not known are out."""
+    known = [one for one in traces if load in one.draft_steps_at_load or one.draft_steps is None]
+    return tuple(replace(one, draft_steps=one.draft_steps_at_load.get(load)) for one in known)
 
 
 def _costs(baseline: BaselineResult, traces: Sequence[TraceResult]) -> CostModel | None:
@@ -189,7 +217,7 @@ def _candidate(key: Key, paths: PredictedPaths, value: float, metric: str, log_m
     has_first, has_rounds = metric != "tpot_ms", metric != "ttft_ms"
     total = has_first * float(paths.first.sum()) + has_rounds * float(paths.decode.sum())
     fixed = total - has_rounds * float(paths.weights @ np.exp(log_ms))
-    unit = value * total if metric == "output_tokens_per_s" else value / total
+    unit = value * total if metric == THROUGHPUT else value / total
     return Candidate(key=key, weights=has_rounds * paths.weights, fixed_ms=fixed, unit=unit)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tuner.decide import Decision
 from tuner.errors import NotFoundError
-from tuner.outcome import measured_latencies
+from tuner.outcome import sharpened
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, StageKind, TraceResult, from_json
 from tuner.reuse import whole
@@ -50,7 +50,7 @@ class StoredStudy:
         return EngineConfig(
             target_model=places[spec["target"]],
             speculation=replace(speculation, draft_model=None if reference is None else places[reference]),
-            max_num_seqs=spec["workload"]["concurrency"],
+            max_num_seqs=max(spec["workload"]["concurrency"], *spec.get("loads", ()), 1),
             max_model_len=spec["max_model_len"],
             weight_format=spec["weight_format"],
             num_threads=spec["num_threads"],
@@ -94,7 +94,7 @@ def _predictions(
 ) -> Predictions:
     if baseline is None:
         return Predictions(by_configuration={})
-    return Predictions.of(baseline, traces).sharpened(measured_latencies(trials))
+    return sharpened(Predictions.of(baseline, traces), trials)
 
 
 def _replayable(store: TrialStore, study_name: str) -> tuple[BaselineResult | None, tuple[TraceResult, ...]]:

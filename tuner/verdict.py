@@ -51,6 +51,7 @@ class Decision:
         seconds_needed: Measuring time of that many prompts, at the speed of this certification.
         losslessness: What lies behind outputs that differ; None where tokens were sampled.
         loads: Certifications that were pooled.
+        concurrency: Requests in flight that it is about; None for the workload's own number.
     """
 
     verdict: Verdict
@@ -70,6 +71,7 @@ class Decision:
     seconds_needed: float | None = None
     losslessness: Losslessness | None = None
     loads: int = 1
+    concurrency: int | None = None
 
     @property
     def recommends(self) -> bool:
@@ -83,19 +85,26 @@ class Decision:
 def sentence_of(decision: Decision, reason: str = "") -> str:
     """The verdict in one sentence; ``reason`` is that of an open one."""
     name = "the candidate" if decision.candidate is None else decision.candidate.label
+    at_load = spoken_load(decision.concurrency)
     gain = "" if decision.speedup is None else f" ({_spoken(decision.speedup)})"
     match decision.verdict:
         case Verdict.RECOMMEND:
-            return f"Use {name}: it answers faster than no speculation{gain}."
+            return f"Use {name}: it answers faster than no speculation{at_load}{gain}."
         case Verdict.TIE:
             tied = f"the simplest of {len(decision.tied_with) + 1} that cannot be told apart"
             return (
-                f"Use {name}, {tied} (also {_named(decision.tied_with)}): it answers faster than no speculation{gain}."
+                f"Use {name}, {tied} (also {_named(decision.tied_with)}): it answers faster than no speculation"
+                f"{at_load}{gain}."
             )
         case Verdict.DO_NOT_SPECULATE:
-            return f"Do not speculate: {name} does not gain {decision.margin * 100:g} % end to end{gain}."
+            return f"Do not speculate: {name} does not gain {decision.margin * 100:g} % end to end{at_load}{gain}."
         case Verdict.INCONCLUSIVE:
-            return f"Inconclusive for {name}: {reason}{gain}."
+            return f"Inconclusive for {name}{at_load}: {reason}{gain}."
+
+
+def spoken_load(concurrency: int | None) -> str:
+    """How many requests are in flight, to be added to a sentence; nothing for the workload's own number."""
+    return "" if concurrency is None else f" with {concurrency} requests in flight"
 
 
 def notes_of(decision: Decision, loads: Sequence[CertifyResult], load_error: float | None) -> tuple[str, ...]:
