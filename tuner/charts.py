@@ -26,6 +26,7 @@ BESIDE = 0.18
 """How far right of its k the final comparison stands, so that it does not cover the measurement."""
 
 FINAL = "final comparison"
+HOW_TO_READ = "What lies on the line was measured as it had been predicted; bars are 95 % intervals."
 AXIS = {"gridcolor": GRID, "zeroline": False, "linecolor": INK, "ticks": "outside", "tickcolor": GRID}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
 STYLE = {
@@ -109,7 +110,7 @@ def speed_figure(chart: SpeedChart) -> go.Figure:
         figure.add_traces([*_band(curve, colour), *_prediction(curve, colour), *_measurements(curve, colour)])
     figure.add_hline(y=1.0, line={"color": INK, "width": 1.5})
     figure.add_annotation(
-        x=1, xref="paper", y=1.0, yanchor="bottom", xanchor="right", text="no speculation", showarrow=False
+        x=0, xref="paper", y=1.0, yanchor="top", xanchor="left", yshift=-2, text="no speculation", showarrow=False
     )
     figure.update_layout(**_layout(chart))
     return figure
@@ -144,15 +145,13 @@ def _band(curve: DraftCurve, colour: str) -> list[go.Scatter]:
 def _prediction(curve: DraftCurve, colour: str) -> list[go.Scatter]:
     if not curve.predicted:
         return []
-    return [
-        _trace(
-            curve,
-            curve.predicted,
-            "predicted",
-            mode="lines",
-            line={"color": colour, "width": 2, "dash": "dash"},
-        )
-    ]
+    line = {"color": colour, "width": 2, "dash": "dash"}
+    if len(curve.predicted) > 1:
+        return [_trace(curve, curve.predicted, "predicted", mode="lines", line=line)]
+    dash = {"color": colour, "size": 24, "symbol": "line-ew-open", "line": {"color": colour, "width": 2}}
+    trace = _with_bars(_trace(curve, curve.predicted, "predicted", mode="markers", marker=dash), _faded(colour))
+    trace.error_y.update(thickness=16, width=0)  # a band as narrow as its one point
+    return [trace]
 
 
 def _measurements(curve: DraftCurve, colour: str) -> list[go.Scatter]:
@@ -207,9 +206,11 @@ def _hover(draft_name: str, kind: str, point: ChartPoint) -> str:
 
 
 def _layout(chart: SpeedChart) -> dict[str, Any]:
-    tokens = [
-        point.drafted_tokens for curve in chart.curves for point in (*curve.predicted, *curve.measured)
-    ] or [1]  # fmt: skip
+    points = [point for curve in chart.curves for point in (*curve.predicted, *curve.measured)]
+    points += [curve.certified for curve in chart.curves if curve.certified is not None]
+    tokens = [point.drafted_tokens for point in points] or [1]
+    beside = 0.4 if len(set(tokens)) > 1 else 1.5
+    gains = [value for one in points for value in (one.speedup, one.low, one.high) if value is not None]
     lines = [escape(line) for line in wrap(chart.verdict, VERDICT_WIDTH)]
     verdict = "<br>".join(lines)
     return {
@@ -220,8 +221,8 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
             "font": {"size": 20},
         },
         "xaxis": AXIS
-        | {"title": "drafted tokens per round, k", "dtick": 1, "range": [min(tokens) - 0.4, max(tokens) + 0.4]},
-        "yaxis": AXIS | {"title": "speed-up over no speculation (×)", "tickformat": ".2f", "rangemode": "normal"},
+        | {"title": "drafted tokens per round, k", "dtick": 1, "range": [min(tokens) - beside, max(tokens) + beside]},
+        "yaxis": AXIS | {"title": "speed-up over no speculation (×)", "tickformat": ".2f", "range": _extent(gains)},
         "legend": {"title": {"text": "draft"}, "groupclick": "togglegroup"},
         "margin": {"t": TITLE_PX + LINE_PX * len(lines), "r": 30, "b": 60, "l": 80},
         **STYLE,
@@ -244,7 +245,8 @@ def accuracy_figure(chart: AccuracyChart, colours: Mapping[str, str]) -> go.Figu
         colours: Of the drafts.
     """
     figure = go.Figure()
-    low, high = _extent(chart.points)
+    shown = [value for point in chart.points for value in (*point.predicted, *point.measured) if value is not None]
+    low, high = _extent(shown)
     figure.add_trace(
         go.Scatter(
             x=[low, high],
@@ -258,22 +260,23 @@ def accuracy_figure(chart: AccuracyChart, colours: Mapping[str, str]) -> go.Figu
     for name in dict.fromkeys(point.draft_name for point in chart.points):
         mine = [point for point in chart.points if point.draft_name == name]
         figure.add_trace(_compared(name, mine, colours[name]))
-    title = {"text": "<b>Predicted against measured</b>", "x": 0.01, "xanchor": "left", "font": {"size": 20}}
+    heading = f"<b>Predicted against measured</b><br><span style='font-size:14px'>{HOW_TO_READ}</span>"
+    title = {"text": heading, "x": 0.01, "xanchor": "left", "font": {"size": 20}}
     span = {"range": [low, high], "tickformat": ".2f", "constrain": "domain"}
     figure.update_layout(
         title=title,
         xaxis=AXIS | span | {"title": "speed-up predicted before the measurement (×)"},
         yaxis=AXIS | span | {"title": "speed-up measured (×)", "scaleanchor": "x"},
-        margin={"t": TITLE_PX, "r": 30, "b": 60, "l": 80},
+        margin={"t": TITLE_PX + LINE_PX, "r": 30, "b": 60, "l": 80},
         **STYLE,
     )
     return figure
 
 
-def _extent(points: Sequence[AccuracyPoint]) -> tuple[float, float]:
-    """Limits of both axes, with a little room."""
-    shown = [value for point in points for value in (*point.predicted, *point.measured) if value is not None]
-    room = 0.05 * (max(shown) - min(shown)) or 0.05
+def _extent(gains: Sequence[float]) -> tuple[float, float]:
+    """Limits of an axis that shows these speed-ups and no speculation, with a little room."""
+    shown = [1.0, *gains]
+    room = 0.06 * (max(shown) - min(shown)) or 0.05
     return min(shown) - room, max(shown) + room
 
 
@@ -318,12 +321,16 @@ def write_charts(chart: SpeedChart, path: Path, below: AccuracyChart | None = No
     parts = [_html(speed_figure(chart), height="96vh", carries_plotly=True)]
     if below is not None:
         parts.append(_html(accuracy_figure(below, colours_of(chart)), height="90vh"))
-    head = f'<meta charset="utf-8"><title>{escape(chart.title)}</title>'
+    style = "html { overflow-y: scroll } body { margin: 0 }"  # no plot is wider than what a scroll bar leaves
+    head = f'<meta charset="utf-8"><title>{escape(chart.title)}</title><style>{style}</style>'
     replace_text(path, f"<!DOCTYPE html>\n<html><head>{head}</head>\n<body>{''.join(parts)}</body></html>\n")
 
 
 def _html(figure: go.Figure, *, height: str, carries_plotly: bool = False) -> str:
     html: str = figure.to_html(
-        full_html=False, include_plotlyjs=carries_plotly, default_height=height, config={"displaylogo": False}
+        full_html=False,
+        include_plotlyjs=carries_plotly,
+        default_height=height,
+        config={"displaylogo": False, "responsive": True},
     )
     return html
