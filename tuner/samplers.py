@@ -85,7 +85,7 @@ class ReplaySampler(BaseSampler):
         self._forecasts = dict(forecasts)
         self._space = dict(space)
         self._epsilon = epsilon
-        self._cost = cost or (lambda _key: 1.0)
+        self._cost = cost or _all_alike
         self._fallback = fallback or _make_tpe(space, seed)
         self._has_unpredicted = has_unpredicted
         self._seed = seed
@@ -230,6 +230,10 @@ class ReplaySampler(BaseSampler):
                 if outlook.keys[index] in open_keys:
                     return outlook.keys[index]
         return None
+
+
+def _all_alike(_key: Key) -> float:
+    return 1.0
 
 
 def _keys_of(space: Space) -> set[Key]:

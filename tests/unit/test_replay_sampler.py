@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -369,6 +370,12 @@ def test_a_new_sampler_on_a_stored_study_suggests_what_the_old_one_would() -> No
     while finished(study := a_study(a_sampler(), storage)) is None:  # a new sampler for every trial
         pieces += searched(study, most=1)
     assert pieces == whole
+
+
+def test_a_sampler_can_be_sent_to_another_process() -> None:
+    study = a_study(a_sampler())
+    sent = a_study(pickle.loads(pickle.dumps(a_sampler())))
+    assert searched(sent) == searched(study)
 
 
 def test_untraced_drafts_are_explored_in_the_same_order_after_a_restart() -> None:
