@@ -374,7 +374,7 @@ def test_a_new_sampler_on_a_stored_study_suggests_what_the_old_one_would() -> No
 
 def test_a_sampler_can_be_sent_to_another_process() -> None:
     study = a_study(a_sampler())
-    sent = a_study(pickle.loads(pickle.dumps(a_sampler())))
+    sent = a_study(pickle.loads(pickle.dumps(a_sampler())))  # noqa: S301
     assert searched(sent) == searched(study)
 
 
