@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from tuner.errors import MeasurementError
 from tuner.metrics import completed, tpot_ms
-from tuner.records import BaselineResult, StepLimits, TimedSteps, TraceResult
+from tuner.records import BaselineResult, TimedSteps, TraceResult
+from tuner.step_limits import StepLimits
 from tuner.step_times import Step, StepTimes, guessed_step_times, median_ms, timed_step_times
 
 Floats = NDArray[np.float64]

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.catalog import read_catalog
-from tuner.measure import ANCHOR_EVERY
+from tuner.measure import ANCHOR_EVERY, passes_at
 from tuner.models.resolve import find_model
+from tuner.priors import DEVICES, plain_step_s
 from tuner.records import Prompt, StageKind
 from tuner.search_space import SearchSpace
 from tuner.settings import Settings
 from tuner.workload import Workload
 
-PLAIN_MACHINE_BYTES_PER_S = 8e9
-"""Weights a plain machine of two cores reads while it decodes: SmolLM2-135M, 269 MB in fp16, took 23–35 ms a token."""
+PLAIN_MACHINE = "cpu"
+"""What is assumed before anything is loaded: other devices are faster."""
 
 LOAD_S = 8.0
 """A worker's start and an engine's load."""
@@ -106,19 +107,23 @@ def describe_search(
     max_trials: int,
     settings: Settings,
     certify_loads: int = 1,
+    loads: Sequence[int] = (),
 ) -> PlanDescription:
-    """Describe a search without fetching, loading or starting anything."""
+    """Describe a search without fetching, loading or starting anything.
+
+    ``loads`` are further numbers of requests in flight at which objectives want figures.
+    """
     names = (target, *(draft.model for draft in space.drafts if draft.model is not None))
     models = tuple(_planned_model(name, settings) for name in names)
     configurations = len(space.configurations())
     trials = min(max_trials, configurations)
-    seconds_per_token = (models[0].disk_bytes or 0) / PLAIN_MACHINE_BYTES_PER_S
+    seconds_per_token = plain_step_s(models[0].disk_bytes or 0, DEVICES[PLAIN_MACHINE])
     return PlanDescription(
         workload=workload.name,
         space=space.name,
         configurations=configurations,
         max_trials=trials,
-        stages=tuple(_stages(workload, len(space.drafts), trials, certify_loads, seconds_per_token)),
+        stages=tuple(_stages(workload, len(space.drafts), trials, certify_loads, loads, seconds_per_token)),
         models=models,
     )
 
@@ -142,16 +147,24 @@ def _size(path: Path) -> int | None:
 
 
 def _stages(
-    workload: Workload, drafts: int, trials: int, certify_loads: int, seconds_per_token: float
+    workload: Workload,
+    drafts: int,
+    trials: int,
+    certify_loads: int,
+    loads: Sequence[int],
+    seconds_per_token: float,
 ) -> Iterator[PlannedStage]:
     search, certify = workload.search_sample(), workload.certify_sample()
     search_s = _tokens(search, workload) * seconds_per_token
     certify_s = _tokens(certify, workload) * seconds_per_token
-    timing_s = STEP_TIMING_TOKENS * seconds_per_token
+    timing_s = (1 + len(loads)) * STEP_TIMING_TOKENS * seconds_per_token
     anchors = -(-len(search) // ANCHOR_EVERY)
-    yield _stage(StageKind.BASELINE, 1, len(search), search_s + timing_s)
+    passes = sum(passes_at(load, search) for load in loads)  # together they take no longer than one by one
+    again, again_s = passes * len(search), passes * search_s
+    yield _stage(StageKind.BASELINE, 1, len(search) + again, search_s + again_s + timing_s)
     yield _stage(StageKind.TRACE, drafts, len(search), TRACE_SHARE * search_s + timing_s)
-    yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors, (1 + 1 / ANCHOR_EVERY) * search_s)
+    measured_s = (1 + 1 / ANCHOR_EVERY) * search_s + again_s
+    yield _stage(StageKind.MEASURE, trials - 1, len(search) + anchors + again, measured_s)
     yield _stage(StageKind.CERTIFY, certify_loads, 2 * len(certify), 2 * certify_s)
 
 

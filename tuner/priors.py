@@ -15,7 +15,7 @@ from tuner.cost_model import CostModel
 from tuner.errors import ConfigurationError
 from tuner.lookup import did_you_mean
 from tuner.models.config import ModelConfig
-from tuner.records import StepLimits
+from tuner.step_limits import StepLimits
 
 BYTES_PER_WEIGHT = 2.0
 """Half precision, in which models are published and mostly served."""

@@ -71,6 +71,7 @@ def trace_without_engine(
     sampling: Sampling,
     *,
     drafts_are_sampled: bool = False,
+    with_gaps: bool = False,
     progress: Progress | None = None,
 ) -> Trace:
     """Trace the draft of a configuration along outputs, with no engine loaded.
@@ -80,7 +81,8 @@ def trace_without_engine(
         outputs: What the target answered.
         sampling: How it chose them.
         drafts_are_sampled: Whether the engine draws a model's draft tokens where the target samples.
-        progress: Told of each finished output.
+        with_gaps: Whether to run the target as well, for the logits that tell near-ties.
+        progress: Told of each finished output of a pass.
 
     Raises:
         UnsupportedConfigurationError: The draft feeds on features of the target, or the target is no folder.
@@ -111,6 +113,7 @@ def trace_without_engine(
         target=target,
         sampling=sampling,
         draft_samples=drafts_are_sampled,
+        with_gaps=with_gaps,
         settings=_PASS,
         progress=progress,
     )

@@ -22,7 +22,7 @@ from tuner.measure import (
 )
 from tuner.models.config import read_model_config
 from tuner.outputs import divergences
-from tuner.priors import step_limits
+from tuner.priors import step_limits, weight_count
 from tuner.records import (
     BaselineResult,
     CertifyResult,
@@ -42,6 +42,10 @@ from tuner.transfer import trace_without_engine
 
 Progress = Callable[[int, int], None]
 """Called with (finished, total) requests."""
+
+
+MOST_WEIGHTS_FOR_GAPS = 500_000_000
+"""Of a target that is run for its near-ties, where no engine has them: on two cores that takes minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,22 +160,24 @@ def _run_trace(engine: Engine, task: StageTask, progress: Progress | None) -> Tr
 def _trace_without_engine(engine: Engine, task: StageTask, progress: Progress | None) -> TraceResult:
     """For engines that cannot replay: a transferred trace, and limits of the steps that were not timed."""
     config, abilities = task.config, engine.capabilities
-    trace = (
-        trace_without_engine(
-            config, task.outputs, task.sampling, drafts_are_sampled=abilities.drafts_are_sampled, progress=progress
-        )
-        if task.outputs
-        else _trace_of_nothing(task)
-    )
-    if progress is not None:
-        progress(len(task.outputs), len(task.outputs))
+    target = read_model_config(Path(config.target_model))
     draft = config.speculation.draft_model
     limits = step_limits(
-        read_model_config(Path(config.target_model)),
+        target,
         None if draft is None else read_model_config(Path(draft)),
         most_drafted_tokens=config.speculation.drafted_tokens,
         device=abilities.device,
         wasted_draft_passes=abilities.wasted_draft_passes,
+    )
+    if not task.outputs:
+        return TraceResult(trace=_trace_of_nothing(task), limits=limits)
+    trace = trace_without_engine(
+        config,
+        task.outputs,
+        task.sampling,
+        drafts_are_sampled=abilities.drafts_are_sampled,
+        with_gaps=weight_count(target) <= MOST_WEIGHTS_FOR_GAPS,
+        progress=progress,
     )
     return TraceResult(trace=trace, limits=limits)
 
