@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ from pydantic import TypeAdapter, ValidationError
 from tuner.decide import DEFAULT_MARGIN
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.driver import PredictedStudy, Search, SearchResult, new_study
-from tuner.engines import load_engine
+from tuner.engines import Engine, load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
 from tuner.fitting import FittedWorkload, fit_workload
 from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
-from tuner.objective import parse_objectives
+from tuner.objective import Objective, further_loads, parse_objectives
 from tuner.observer import Observer
 from tuner.plan import DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
@@ -56,7 +56,8 @@ class SearchOptions:
         drafts: Only these drafts: names of the space, or model references.
         prompts: JSONL file that replaces the workload's prompts.
         quick: The workload's small sample, and fewer configurations.
-        objectives: Names; empty takes end-to-end latency and waste.
+        objectives: Names, ``"e2e_ms@4"`` the figure at four requests in flight; empty takes end-to-end latency and
+            waste.
         name: Of the study; None makes one from the workload and the settings, so that the same command goes on.
         epsilon: Gain over the best measured configuration that is not worth another trial.
         max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``, and is no
@@ -64,7 +65,7 @@ class SearchOptions:
         max_compiles: Most configurations compiled, likewise; None is no limit.
         max_minutes: Of stages before the final comparison; None is no limit.
         max_cost: Likewise, in the currency of ``price_per_hour``; None is no limit.
-        price_per_hour: Of the machines that the search holds.
+        price_per_hour: Of the machines that the search holds, and that objective ``cost`` is about.
         certify_loads: Times that both sides of the final comparison are loaded anew.
         margin: Smallest gain worth recommending.
         storage: Database URL; None takes the settings'.
@@ -110,9 +111,10 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
     settings = settings or read_settings()
     _check_options(options)
     workload, space = _read_workload(options), _read_space(options)
-    objectives = parse_objectives(options.objectives)
+    objectives = _objectives(options, workload)
     sampler = _sampler_name(options.sampler)
     engine = load_engine(space.engine)
+    _check_loads(engine, objectives)
     target_name = options.target or settings.default_target
     places = resolve_models((target_name, *_draft_models(space)), settings=settings)
     fitted = fit_workload(workload, places[target_name])
@@ -158,11 +160,13 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
     """
     settings = settings or read_settings()
     _check_options(options)
-    parse_objectives(options.objectives)
+    workload = _read_workload(options)
+    objectives = _objectives(options, workload)
     _sampler_name(options.sampler)
     description = describe_search(
         target=options.target or settings.default_target,
-        workload=_read_workload(options),
+        workload=workload,
+        loads=further_loads(objectives),
         space=_read_space(options),
         max_trials=_most_configurations(options),
         settings=settings,
@@ -320,6 +324,21 @@ def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
     count = len(fitted.left_out)
     left_out = f"prompts longer than the target's context are left out: {count} ({names})" if count else None
     return tuple(notice for notice in (left_out, fitted.workload.reuse_notice) if notice is not None)
+
+
+def _objectives(options: SearchOptions, workload: Workload) -> tuple[Objective, ...]:
+    return parse_objectives(options.objectives, concurrency=workload.concurrency, price_per_hour=options.price_per_hour)
+
+
+def _check_loads(engine: Engine, objectives: Sequence[Objective]) -> None:
+    """Refuse a number of requests in flight that the engine cannot take."""
+    most = engine.capabilities.max_num_seqs
+    for objective in objectives:
+        if objective.load is not None and objective.load > most:
+            raise ConfigurationError(
+                f"objective {objective.name!r}: engine {engine.name!r} decodes at most {most} requests together",
+                f"ask for {most} or fewer in flight",
+            )
 
 
 def _sampler_name(text: str) -> SamplerName:

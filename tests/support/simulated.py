@@ -6,7 +6,7 @@ Each draft hits the target's next token with a probability of its own, decided o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar, Self
@@ -76,7 +76,7 @@ class SimulatedEngine:
     name: ClassVar[str] = "simulated"
     capabilities: ClassVar[Capabilities] = Capabilities(
         methods=frozenset(Method),
-        max_num_seqs=1,
+        max_num_seqs=8,
         max_drafted_tokens=16,
         needs_compile=False,
         gives_token_ids=True,
@@ -115,47 +115,85 @@ class OpaqueEngine(SimulatedEngine):
         return OpaqueSimulation(self.world, config)
 
 
+@dataclass
+class Serving:
+    """A request in flight."""
+
+    request_id: str
+    ids: tuple[int, ...]
+    hits: Sequence[bool]
+    place: int = 1
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.place >= len(self.ids)
+
+    def advance(self, proposed: int) -> tuple[int, ...]:
+        """The output of one round."""
+        right = min(run_length(self.hits, self.place), proposed)
+        self.rounds, self.drafted, self.accepted = self.rounds + 1, self.drafted + proposed, self.accepted + right
+        chunk = self.ids[self.place : self.place + right + 1]
+        self.place += len(chunk)
+        return chunk
+
+
 class OpaqueSimulation:
     def __init__(self, world: World, config: EngineConfig) -> None:
         self._world = world
         self._draft = config.speculation.draft_name
         self._tokens = config.speculation.drafted_tokens
+        self._max_num_seqs = config.max_num_seqs
         self._totals = Counters()
 
     def run(self, arrivals: Iterable[Arrival], concurrency: int | None = None) -> Iterator[Event]:
-        for arrival in arrivals:
-            yield from self._serve(arrival)
+        """Serve requests; those in flight share their rounds, and a prompt is read between two of them."""
+        most, queue = min(concurrency or self._max_num_seqs, self._max_num_seqs), iter(arrivals)
+        running: list[Serving] = []
+        while True:
+            while len(running) < most and (arrival := next(queue, None)) is not None:
+                running.append((yield from self._admit(arrival)))
+            if not running:
+                return
+            yield from self._round([request for request in running if not request.is_over])
+            yield from (self._finished(request) for request in running if request.is_over)
+            running = [request for request in running if not request.is_over]
 
-    def _serve(self, arrival: Arrival) -> Iterator[Event]:
-        request, cap = arrival.request_id, arrival.max_output_tokens
-        ids = output_ids(arrival.prompt.prompt_id, cap)
-        yield Sent(request_id=request, at_s=self._world.now_s)
-        self._world.now_s += self._world.ttft_ms / 1000 + self._world.draft_prefill_s(self._draft)
-        yield Chunk(request_id=request, at_s=self._world.now_s, num_tokens=1, token_ids=ids[:1])
-        hits = self._hits(arrival.prompt.prompt_id, cap)
-        place, rounds, drafted, accepted = 1, 0, 0, 0
-        while place < cap:
-            proposed = min(self._tokens, cap - place - 1)
-            right = min(run_length(hits, place), proposed)
-            self._world.now_s += self._world.draft_s(self._draft, self._tokens) + self._world.verify_s(proposed + 1)
-            rounds, drafted, accepted = rounds + 1, drafted + proposed, accepted + right
-            chunk = ids[place : place + right + 1]
-            yield Chunk(request_id=request, at_s=self._world.now_s, num_tokens=len(chunk), token_ids=chunk)
-            place += right + 1
-        self._totals = Counters(
-            rounds=self._totals.rounds + rounds,
-            drafted_tokens=self._totals.drafted_tokens + drafted,
-            accepted_tokens=self._totals.accepted_tokens + accepted,
+    def _admit(self, arrival: Arrival) -> Generator[Event, None, Serving]:
+        prompt_id, cap = arrival.prompt.prompt_id, arrival.max_output_tokens
+        request = Serving(
+            request_id=arrival.request_id, ids=output_ids(prompt_id, cap), hits=self._hits(prompt_id, cap)
         )
-        yield Finished(
-            request_id=request,
+        yield Sent(request_id=request.request_id, at_s=self._world.now_s)
+        self._world.now_s += self._world.ttft_ms / 1000 + self._world.draft_prefill_s(self._draft)
+        yield Chunk(request_id=request.request_id, at_s=self._world.now_s, num_tokens=1, token_ids=request.ids[:1])
+        return request
+
+    def _round(self, running: Sequence[Serving]) -> Iterator[Event]:
+        """One round of everything in flight: the time of its draft, and of a pass over the rows of all."""
+        proposed = [min(self._tokens, len(request.ids) - request.place - 1) for request in running]
+        if running:
+            rows = sum(proposed) + len(running)
+            self._world.now_s += self._world.draft_s(self._draft, self._tokens) + self._world.verify_s(rows)
+        for request, count in zip(running, proposed, strict=True):
+            chunk = request.advance(count)
+            yield Chunk(request_id=request.request_id, at_s=self._world.now_s, num_tokens=len(chunk), token_ids=chunk)
+
+    def _finished(self, request: Serving) -> Finished:
+        self._totals += Counters(
+            rounds=request.rounds, drafted_tokens=request.drafted, accepted_tokens=request.accepted
+        )
+        return Finished(
+            request_id=request.request_id,
             at_s=self._world.now_s,
             reason="length",
             prompt_tokens=10,
-            output_tokens=cap,
-            rounds=rounds,
-            drafted_tokens=drafted,
-            accepted_tokens=accepted,
+            output_tokens=len(request.ids),
+            rounds=request.rounds,
+            drafted_tokens=request.drafted,
+            accepted_tokens=request.accepted,
         )
 
     def _hits(self, prompt_id: str, length: int) -> Sequence[bool]:

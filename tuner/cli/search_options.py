@@ -37,7 +37,8 @@ Objectives = Annotated[
         "--objective",
         metavar="NAME",
         help="What to optimise, repeatable: ttft_ms, tpot_ms or e2e_ms, each also with _p50, _p90 or _p99; waste; "
-        "memory; output_tokens_per_s. Default: e2e_ms and waste.",
+        "memory; output_tokens_per_s; cost, of a million tokens. All but waste and memory also with @N, at N requests "
+        "in flight: e2e_ms@1. Default: e2e_ms and waste.",
     ),
 ]
 Sampler = Annotated[
@@ -71,7 +72,8 @@ MaxCost = Annotated[
     float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Most that these may cost, at --price-per-hour.")
 ]
 PricePerHour = Annotated[
-    float | None, typer.Option("--price-per-hour", metavar="AMOUNT", help="What the machines of the search cost.")
+    float | None,
+    typer.Option("--price-per-hour", metavar="AMOUNT", help="What the machines cost, for --max-cost and cost."),
 ]
 CertifyLoads = Annotated[
     int, typer.Option("--certify-loads", metavar="N", help="Load both sides of the final comparison anew N times.")
