@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from tuner.acceptance_length import acceptance_lengths
 from tuner.cost_model import CostModel
 from tuner.errors import MeasurementError
+from tuner.interference import held_up_ms
 from tuner.intervals import Interval, log_ratio
-from tuner.metrics import LATENCIES, STATISTICS, completed, e2e_ms, tpot_ms, ttft_ms
+from tuner.metrics import LATENCIES, STATISTICS, completed, decode_ms, decoded_tokens, e2e_ms, ttft_ms
 from tuner.records import Measurement, RequestRecord, Trace
 from tuner.replay import ReplayedRounds, exactness, replay_all
 from tuner.step_times import CONFIGURATION_ERROR
@@ -71,19 +72,25 @@ class BaselinePaths:
     """The baseline's latencies per prompt, repeats averaged: arrays over prompts.
 
     Attributes:
-        tpot: 0 for answers of one chunk.
+        held_up: What others' prompts add to its decoding, where requests are in flight together.
+        tpot: Without that; 0 for answers of one chunk.
         prompt_tokens: 0 where the engine does not say.
     """
 
     prompt_ids: tuple[str, ...]
     ttft: Floats
     e2e: Floats
+    held_up: Floats
     tpot: Floats
     prompt_tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, baseline: Measurement) -> BaselinePaths:
-        """Of the prompts that were answered with at least one token."""
+    def of(cls, baseline: Measurement, pass_ms: float | None = None) -> BaselinePaths:
+        """Of the prompts that were answered with at least one token.
+
+        ``pass_ms`` is the timed pass of one row of each request; without it nobody is taken to be held up.
+        """
+        waits = {} if pass_ms is None else held_up_ms(baseline, pass_ms)
         by_prompt: dict[str, list[RequestRecord]] = {}
         for record in completed(baseline.requests):
             if record.output_tokens:
@@ -93,7 +100,8 @@ class BaselinePaths:
             prompt_ids=tuple(by_prompt),
             ttft=np.array([np.mean([ttft_ms(one) or 0.0 for one in records]) for records in groups]),
             e2e=np.array([np.mean([e2e_ms(one) or 0.0 for one in records]) for records in groups]),
-            tpot=np.array([np.mean([tpot_ms(one) or 0.0 for one in records]) for records in groups]),
+            held_up=np.array([np.mean([waits.get(one.request_id, 0.0) for one in records]) for records in groups]),
+            tpot=np.array([np.mean([_tpot_ms(one, waits) for one in records]) for records in groups]),
             prompt_tokens=np.array([records[0].prompt_tokens or 0 for records in groups], dtype=np.int64),
         )
 
@@ -104,9 +112,15 @@ class BaselinePaths:
             prompt_ids=tuple(prompt_ids),
             ttft=self.ttft[rows],
             e2e=self.e2e[rows],
+            held_up=self.held_up[rows],
             tpot=self.tpot[rows],
             prompt_tokens=self.prompt_tokens[rows],
         )
+
+
+def _tpot_ms(record: RequestRecord, waits: Mapping[str, float]) -> float:
+    time = (decode_ms(record) or 0.0) - waits.get(record.request_id, 0.0)
+    return time / max(decoded_tokens(record), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +129,7 @@ class PredictedPaths:
 
     Attributes:
         first: Time to the first token, the draft's reading of the prompt included.
-        plain: As many of the baseline's rounds as it takes.
+        plain: As many of the baseline's rounds as it takes, and waiting for others' prompts.
         weights: [steps], what its rounds take beyond those, summed over prompts.
         extra: What they take, per prompt.
         acceptance_length: Limits of τ over prompts; None for fewer than three.
@@ -171,13 +185,14 @@ def predicted_paths(
 def _paths(draft_name: str, rounds: ReplayedRounds, costs: CostModel, baseline: BaselinePaths) -> PredictedPaths:
     k = rounds.drafted_tokens
     used = np.flatnonzero(rounds.rounds_by_drafted.sum(axis=0))
-    plain = rounds.rounds * baseline.tpot
+    prefill = costs.draft_prefill_ms(draft_name, baseline.prompt_tokens) if k else np.zeros(len(baseline.ttft))
+    longer = 1 + prefill.sum() / max(baseline.ttft.sum(), np.finfo(np.float64).tiny)
+    plain = rounds.rounds * baseline.tpot + baseline.held_up * longer
     weights = rounds.rounds_by_drafted.sum(axis=0) @ costs.round_weights(draft_name, k)
     extra = rounds.rounds_by_drafted[:, used] @ costs.round_ms(draft_name, k)[used]
     doubted = costs.doubt(draft_name, rounds.mean_acceptance_length) if k else None
     if doubted is not None:
         weights, extra = _doubted(weights, plain, extra, costs, *doubted)
-    prefill = costs.draft_prefill_ms(draft_name, baseline.prompt_tokens) if k else np.zeros(len(baseline.ttft))
     return PredictedPaths(
         rounds=rounds,
         baseline=baseline,

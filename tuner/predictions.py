@@ -27,6 +27,7 @@ from tuner.prediction import (
 )
 from tuner.records import BaselineResult, Measurement, Prompt, TargetOutput, Trace, TraceResult
 from tuner.speculation import Speculation
+from tuner.step_times import median_ms
 
 Floats = NDArray[np.float64]
 
@@ -69,7 +70,7 @@ class Predictions:
         if costs is None:
             return cls(by_configuration={})
         costs = costs.with_doubts({one.trace.draft_name: one.doubtful_share for one in traces})
-        before = BaselinePaths.of(baseline.measurement)
+        before = BaselinePaths.of(baseline.measurement, _pass_ms(baseline))
         found: dict[Key, PredictedPaths] = {}
         for trace in (one.trace for one in traces):
             reached = within_reach(trace, costs, range(1, trace.max_drafted_tokens + 1))
@@ -201,6 +202,12 @@ def timed_at(traces: Sequence[TraceResult], load: int) -> tuple[TraceResult, ...
     """The traces with what drafting costs at that many requests in flight; those of which it is not known are out."""
     known = [one for one in traces if load in one.draft_steps_at_load or one.draft_steps is None]
     return tuple(replace(one, draft_steps=one.draft_steps_at_load.get(load)) for one in known)
+
+
+def _pass_ms(baseline: BaselineResult) -> float | None:
+    """A pass of one row of each request; None where it was not timed."""
+    verify = baseline.verify
+    return median_ms(verify, 1)[0] if verify is not None and verify.seconds.get(1) else None
 
 
 def _costs(baseline: BaselineResult, traces: Sequence[TraceResult]) -> CostModel | None:
