@@ -71,12 +71,20 @@ def predicted_rows(result: PredictedSpace) -> tuple[PredictedRow, ...]:
 
 def _chances(predictions: Predictions, configurations: Sequence[Speculation]) -> dict[tuple[str, int], float]:
     """Of each configuration to be the fastest of these; a trace may reach further than the space."""
+    if predictions.costs is None:
+        return {}
     asked = {(one.draft_name, one.drafted_tokens) for one in configurations}
     for forecast in predictions.forecasts(parse_objectives(["e2e_ms"])).values():
         among = replace(forecast, candidates=tuple(one for one in forecast.candidates if one.key in asked))
         outlook = among.outlook({})
         return {key: float(chance) for key, chance in zip(outlook.keys, outlook.probabilities_of_best(), strict=True)}
     return {}
+
+
+def chance_of_none(rows: Sequence[PredictedRow]) -> float | None:
+    """That no configuration is faster than no speculation; None where chances are not known."""
+    chances = [one.chance for one in rows if one.chance is not None]
+    return max(0.0, 1 - sum(chances)) if chances else None
 
 
 def prediction_sentence(result: PredictedSpace, rows: Sequence[PredictedRow]) -> str:
@@ -111,13 +119,13 @@ _COLUMNS = (
     Column(name="name", title="configuration", narrow_title="draft", justify="left"),
     Column(name="drafted", title="drafted\ntokens", narrow_title="draft\ntokens"),
     Column(name="rate", title="acceptance\nrate", narrow_title="accept.\nrate"),
-    Column(name="length", title="mean acceptance\nlength", narrow_title="mean\naccept.\nlength"),
+    Column(name="length", title="mean acceptance\nlength (95 %)", narrow_title="mean\naccept.\nlength"),
     Column(name="ttft", title="TTFT\nms", narrow_title="TTFT\nms"),
     Column(name="tpot", title="TPOT\nms", narrow_title="TPOT\nms"),
-    Column(name="e2e", title="end to end\nms", narrow_title="end to\nend ms"),
+    Column(name="e2e", title="end to\nend ms", narrow_title="end to\nend ms"),
     Column(name="speedup", title="speed-up\n(95 % interval)", narrow_title="speed-up\n(95 %)"),
-    Column(name="chance", title="chance to\nbe fastest", narrow_title="fastest"),
-    Column(name="waste", title="waste\nper token", narrow_title="waste"),
+    Column(name="chance", title="chance\nto be\nfastest", narrow_title="fastest"),
+    Column(name="waste", title="waste\nper\ntoken", narrow_title="waste"),
 )
 
 
@@ -135,7 +143,7 @@ def prediction_table(
     shown = _in_order(result, rows) if all_rows else _foremost(rows)
     caption = "" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} configurations; --all shows every one"
     lines = [row(partial(_cells, one), "bold" if one is rows[0] else "") for one in shown]
-    plain = row(partial(_plain_cells, result.predictions, 1 - sum(one.chance or 0.0 for one in rows)))
+    plain = row(partial(_plain_cells, result.predictions, chance_of_none(rows)))
     return fitted_table(_COLUMNS, [plain, *lines], width, dispensable=("rate", "waste", "ttft", "e2e"), caption=caption)
 
 
@@ -170,7 +178,7 @@ def _cells(one: PredictedRow, *, is_wide: bool) -> tuple[Cell, ...]:
     )
 
 
-def _plain_cells(predictions: Predictions, chance: float, *, is_wide: bool) -> tuple[Cell, ...]:
+def _plain_cells(predictions: Predictions, chance: float | None, *, is_wide: bool) -> tuple[Cell, ...]:
     figures = predictions.baseline
     return (
         "no speculation" if is_wide else "none",
@@ -181,7 +189,7 @@ def _plain_cells(predictions: Predictions, chance: float, *, is_wide: bool) -> t
         number(figures.get("tpot_ms_mean"), ".1f"),
         number(figures.get("e2e_ms_mean"), ".0f"),
         number(1.0, ".2f"),
-        number(max(0.0, chance), ".0%"),
+        number(chance, ".0%"),
         number(figures.get("waste_tokens_per_output_token"), ".2f"),
     )
 
@@ -216,12 +224,11 @@ def _runs(numbers: Sequence[int]) -> str:
 
 def prediction_document(result: PredictedSpace, rows: Sequence[PredictedRow]) -> dict[str, Any]:
     """Every configuration with every predicted figure, as one strict JSON object."""
-    chances = [one.chance for one in rows if one.chance is not None]
     return {
         "study": result.study.name,
         "sentence": prediction_sentence(result, rows),
         "baseline": trial_document(result.trials[0]) if result.trials else None,
-        "probability_of_no_speculation": max(0.0, 1 - sum(chances)) if chances else None,
+        "probability_of_no_speculation": chance_of_none(rows),
         "predictions": [
             {
                 **speculation_document(one.speculation),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 import pytest
 
@@ -24,7 +25,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         tuner.serach  # noqa: B018
 
 
-def test_an_unknown_option_of_search_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigurationError, match="no option 'traget'") as caught:
-        tuner.search("code-gen", traget="somewhere")
+@pytest.mark.parametrize("function", [tuner.search, tuner.predict])
+def test_an_unknown_option_is_named_with_the_nearest(function: Callable[..., object]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{function.__name__}\(\) has no option 'traget'") as caught:
+        function("code-gen", traget="somewhere")
     assert "'target'" in caught.value.hint

@@ -8,20 +8,38 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from tests.support.study_results import BASELINE, EAGLE, GOOD, AResult, a_decision, a_result, a_trial
+from tests.support.study_results import (
+    BASELINE,
+    BROKEN,
+    EAGLE,
+    GOOD,
+    NGRAM,
+    REPEATED,
+    AResult,
+    a_decision,
+    a_result,
+    a_trial,
+)
+from tuner.comparison import Comparison, comparisons
 from tuner.decide import Verdict
 from tuner.documents import NO_VERDICT, result_document, verdict_sentence
 from tuner.report import (
+    comparison_table,
+    front_table,
     metric_table,
     next_steps,
     reasons,
+    result_tables,
+    stop_sentence,
     trial_table,
     verdict_notes,
 )
-from tuner.store import TrialState
-from tuner.study_charts import speed_chart
+from tuner.stopping import Reason, StopKind
+from tuner.store import ParetoEntry, TrialState
+from tuner.study_charts import accuracy_chart, speed_chart
 
 
 def text_of(renderable: object, width: int) -> str:
@@ -160,6 +178,111 @@ def test_the_plot_has_predictions_measurements_and_the_certified_point_of_each_d
     assert eagle.certified is not None
     assert eagle.certified.speedup == 1.15
     assert (shallow.predicted, shallow.measured, shallow.certified) == ((), (), None)
+
+
+def test_every_measured_configuration_stands_beside_its_prediction() -> None:
+    table = comparison_table(a_result())
+    rows = [line.split() for line in text_of(table, 120).splitlines() if "eagle" in line]
+    assert rows == [
+        [
+            *("1", "eagle", "3", "1.18", "(1.06–1.31)", "1.15", "(1.10–1.20)", "-2.2", "%"),
+            *("–", "/", "20.1", "–", "/", "1.92"),
+        ]
+    ]
+    assert "predicted and measured agree within their intervals: 1 of 1" in text_of(table, 120)
+
+
+def test_the_comparison_fits_a_narrow_terminal() -> None:
+    text = text_of(comparison_table(a_result(), 60), 60)
+    assert max(len(line) for line in text.splitlines()) <= 60
+    assert "-2.2 %" in text
+
+
+def test_without_a_measured_prediction_there_is_no_comparison() -> None:
+    assert comparison_table(a_result(trials=(BASELINE,))) is None
+    headings = [heading for heading, _ in result_tables(a_result(trials=(BASELINE,), pareto=()))]
+    assert headings == [""]
+
+
+def surprising(measured: float) -> Comparison:
+    (one,) = comparisons((replace(GOOD, metrics={**GOOD.metrics, "speedup": measured}),))
+    return one
+
+
+def test_a_measurement_agrees_unless_it_differs_by_more_than_both_intervals_allow() -> None:
+    assert [surprising(value).agrees for value in (0.9, 1.1, 1.3, 1.5)] == [False, True, True, False]
+    (bare,) = comparisons((replace(GOOD, predicted={"speedup": 1.18}),))
+    assert bare.agrees is None
+
+
+def test_comparisons_leave_out_repeats_failures_and_what_was_not_predicted() -> None:
+    unpredicted = replace(GOOD, number=5, predicted={})
+    found = comparisons((BASELINE, GOOD, BROKEN, REPEATED, unpredicted))
+    assert [one.trial for one in found] == [1]
+    assert found[0].difference("speedup") == pytest.approx(1.154 / 1.18 - 1)
+    assert found[0].difference("ttft_ms_mean") is None
+
+
+def members(count: int) -> tuple[ParetoEntry, ...]:
+    measured = a_result().pareto[0]
+    return (
+        replace(measured, probability=0.25),
+        *(
+            ParetoEntry(
+                speculation=replace(NGRAM, drafted_tokens=k),
+                values={"e2e_ms": 1900.0 + k, "waste": 0.1},
+                trial_number=None,
+                is_measured=False,
+                probability=k / 100,
+            )
+            for k in range(1, count)
+        ),
+    )
+
+
+def test_the_front_says_what_is_measured_what_is_predicted_and_how_likely_each_is() -> None:
+    rows = [line.split() for line in text_of(front_table(a_result(pareto=members(3))), 120).splitlines()]
+    assert ["eagle", "k=3", "trial", "1", "1,733", "0.81", "25", "%"] in rows
+    assert ["ngram", "k=2", "prediction", "1,902", "0.1", "2", "%"] in rows
+
+
+def test_of_a_long_front_the_least_likely_predictions_are_left_out() -> None:
+    text = text_of(front_table(a_result(pareto=members(12))), 120)
+    assert [f"ngram k={k} " in text for k in (1, 4, 5, 11)] == [False, False, True, True]
+    assert "eagle k=3" in text
+    assert "and 4 predicted members that are less likely; --json has all" in " ".join(text.split())
+
+
+def test_why_a_search_stopped_is_said_where_it_is_known() -> None:
+    reason = Reason(kind=StopKind.MAX_TRIALS, text="6 configurations were tried, the limit is 6")
+    stopped = a_result(stopped=reason)
+    assert stop_sentence(stopped) == "The search stopped: 6 configurations were tried, the limit is 6."
+    assert strict(result_document(stopped))["stopped"] == {"kind": "max_trials", "text": reason.text}
+    assert stop_sentence(a_result()) is None
+    assert strict(result_document(a_result()))["stopped"] is None
+
+
+def test_the_document_has_predicted_and_measured_figures_with_their_difference() -> None:
+    (compared,) = strict(result_document(a_result()))["predicted_against_measured"]
+    assert (compared["trial"], compared["draft"], compared["agrees"]) == (1, "eagle", True)
+    figure = compared["figures"]["speedup"]
+    assert (figure["predicted"], figure["measured"]) == (1.18, 1.154)
+    assert figure["difference"] == pytest.approx(-0.022, abs=0.001)
+    assert "e2e_ms_mean" not in compared["figures"]
+
+
+def test_a_measured_point_of_the_plot_says_what_was_predicted_of_it() -> None:
+    eagle, _ = speed_chart(a_result()).curves
+    assert eagle.measured[0].before == "predicted before: 1.18 ×, 1.06 to 1.31"
+    bare = replace(GOOD, predicted={})
+    assert speed_chart(a_result(trials=(BASELINE, bare))).curves[0].measured[0].before == ""
+
+
+def test_the_second_plot_has_a_point_per_measured_prediction() -> None:
+    chart = accuracy_chart(a_result().trials)
+    assert chart is not None
+    assert [(one.predicted, one.measured) for one in chart.points] == [((1.18, 1.06, 1.31), (1.154, 1.101, 1.203))]
+    assert accuracy_chart((BASELINE,)) is None
 
 
 def test_an_unfinished_trial_is_neither_measured_nor_failed() -> None:
