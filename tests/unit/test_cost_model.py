@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,6 +185,33 @@ def test_noisy_timings_widen_the_interval():
         return made.speedup_high - made.speedup_low
 
     assert width(0.002) > width(0.0)
+
+
+def test_doubtful_positions_widen_the_limits_by_what_they_could_cost():
+    baseline = BaselineResult(
+        measurement=a_measurement(alone("p0", 9, tpot_s=0.012), alone("p1", 9, tpot_s=0.012)), verify=VERIFY
+    )
+
+    def spread(share: float) -> float:
+        result = TraceResult(trace=a_trace(ALWAYS, NEVER), draft_steps=DRAFT, doubtful_share=share)
+        made = Predictions.of(baseline, [result]).by_configuration["draft", 3]
+        assert made.e2e_ms == pytest.approx(190)
+        return math.log(made.speedup_high / made.speedup)
+
+    # 16 tokens in ten rounds, which take 180 of 380 ms: 5 % of the positions could change them by 8 %
+    assert math.sqrt(spread(0.05) ** 2 - spread(0.0) ** 2) == pytest.approx(0.05 * 1.6 * 180 / 380)
+
+
+def test_a_measured_configuration_settles_doubtful_positions():
+    baseline = BaselineResult(measurement=a_measurement(alone("p0", 9), alone("p1", 9)), verify=VERIFY)
+    sure = TraceResult(trace=a_trace(ALWAYS, ("p1", ALWAYS[1])), draft_steps=DRAFT)
+    doubted = Predictions.of(baseline, [replace(sure, doubtful_share=0.1)])
+    slower = doubted.by_configuration["draft", 3].e2e_ms * 1.05
+    after = doubted.sharpened({("draft", 3): slower})
+    assert after.by_configuration["draft", 3].e2e_ms == pytest.approx(slower, rel=0.02)
+    before, now = doubted.by_configuration["draft", 2], after.by_configuration["draft", 2]
+    assert now.e2e_ms > before.e2e_ms
+    assert now.speedup_high / now.speedup_low < before.speedup_high / before.speedup_low
 
 
 def test_failed_requests_of_the_baseline_are_not_predicted():

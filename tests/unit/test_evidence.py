@@ -96,6 +96,27 @@ def test_where_replay_is_not_exact_nothing_is_an_alarm():
     assert not any("ALARM" in note for note in decision.notes)
 
 
+def test_of_a_transferred_trace_only_the_mean_acceptance_length_is_an_alarm():
+    machine = Machine()
+    evidence = machine.evidence()
+    machine.world.hit_rates = {"good": 0.3}
+    transferred = {"good": replace(evidence.traces["good"], doubtful_share=0.02)}
+    evidence = replace(evidence, results=machine.evidence(GOOD).results, traces=transferred)
+    notes = evidence.decide(chosen(GOOD), [machine.certify(GOOD)]).notes
+    assert [note[:39] for note in notes if "ALARM" in note] == ["ALARM: the measured mean acceptance len"]
+
+
+def test_steps_that_were_only_guessed_are_no_evidence_against_a_gain():
+    machine = Machine()
+    evidence = machine.evidence(GOOD)
+    guessed = replace(evidence, traces={"good": replace(evidence.traces["good"], draft_steps=None)})
+    untraced = replace(evidence, traces={})
+    assert (
+        guessed.decide(chosen(GOOD), [machine.certify(GOOD)]).physics.limit
+        == untraced.decide(chosen(GOOD), [machine.certify(GOOD)]).physics.limit
+    )
+
+
 def test_many_alarms_are_told_in_part_and_counted():
     machine = Machine()
     tried = [replace(GOOD, drafted_tokens=k) for k in range(2, 7)]

@@ -204,6 +204,21 @@ def test_a_second_study_makes_no_pass_again(bench: Bench, monkeypatch: pytest.Mo
     assert any("good: predicted with wider limits from acceptance trace" in one for one in bench.heard.notices)
 
 
+def test_a_trace_of_another_engine_serves_drafts_that_cannot_be_traced_here(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Draft(name="good", method=Method.EAGLE, model="good")
+    space = SPACE.model_copy(update={"drafts": (head,)})
+    with monkeypatch.context() as patch:
+        patch.setattr("tuner.trial.load_engine", lambda _name: SimulatedEngine(bench.world))
+        elsewhere = bench.predict(name="elsewhere", space=space.model_copy(update={"engine": "simulated"}))
+    here = bench.predict(space=space)
+    assert any("which 'simulated' made" in one for one in bench.heard.notices)
+    assert len(bench.store.traces()) == 1
+    assert list(here.predictions.by_configuration) == list(elsewhere.predictions.by_configuration)
+    assert all(widths(here)[key] > widths(elsewhere)[key] for key in widths(here))
+
+
 def test_rounds_that_differ_from_a_transferred_trace_are_no_alarm(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,13 @@ def run(*rounds: int | None, first_token: int = 0) -> Measurement:
     )
 
 
+def test_doubtful_positions_widen_the_replayed_acceptance():
+    sure, doubted = replayed_acceptance(TRACE, 2), replayed_acceptance(TRACE, 2, doubtful_share=0.1)
+    assert doubted.estimate == sure.estimate
+    assert doubted.high == pytest.approx(sure.high * (1 + 0.1 * sure.estimate))
+    assert doubted.low == pytest.approx(sure.low / (1 + 0.1 * sure.estimate))
+
+
 def test_replayed_acceptance_is_tokens_over_rounds():
     interval = replayed_acceptance(TRACE, 2)
     assert interval.estimate == pytest.approx(18 / 12)
