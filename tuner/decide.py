@@ -31,6 +31,9 @@ MOST_PROMPTS_TO_ASK_FOR = 10_000
 ONE_SIDED_99, TWO_SIDED_95 = 2.326, 1.960
 """Quantiles of the normal distribution."""
 
+POWER = 0.8
+"""Share of repetitions that a stated number of prompts is to settle."""
+
 TOO_FEW = f"fewer than {FEWEST_PROMPTS_FOR_A_VERDICT} prompts could be compared"
 BOTH_ANSWERS = "the interval holds both answers"
 ARTEFACT = "the gain per token is larger than the accepted tokens allow, so it is an artefact"
@@ -148,7 +151,7 @@ def _verdict(speedup: Interval | None, margin: float, objections: Sequence[str])
 
 
 def _prompts_needed(pooled: PooledLoads, margin: float) -> int | None:
-    """Prompts after which a gain as estimated would be told from the margin; None where no number would do.
+    """Prompts with which four certifications in five tell a gain as estimated from the margin; None if no number does.
 
     What varies from load to load stays, however many prompts there are.
     """
@@ -161,7 +164,7 @@ def _prompts_needed(pooled: PooledLoads, margin: float) -> int | None:
     left_over = distance**2 - (quantile * (pooled.load_error or 0.0)) ** 2
     if left_over <= 0:
         return None
-    needed = prompts_needed(speedup.coefficient_of_variation, math.sqrt(left_over), confidence)
+    needed = prompts_needed(speedup.coefficient_of_variation, math.sqrt(left_over), confidence, power=POWER)
     return max(needed, speedup.n + 1) if needed <= MOST_PROMPTS_TO_ASK_FOR else None
 
 
