@@ -204,6 +204,45 @@ def test_a_search_from_python_refuses_values_of_another_type(options: dict[str, 
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("objectives", "said", "hint"),
+    [
+        (("e2e_ms@9", "waste"), "'e2e_ms@9': engine 'cpu' decodes at most 8 requests together", "8 or fewer in flight"),
+        (("cost@4",), "'cost@4' needs a price", "--price-per-hour"),
+        (("e2e_ms", "e2e_ms@1"), "'e2e_ms@1' is given twice, as 'e2e_ms'", "once"),
+        (("output_tokens_per_s", "e2e_ms@1"), "one objective in disguise", "e2e_ms@1 and output_tokens_per_s@8"),
+    ],
+)
+@pytest.mark.usefixtures("tuner", "project")
+def test_objectives_at_a_load_are_refused_before_anything_is_loaded(
+    objectives: tuple[str, ...], said: str, hint: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        plan_search(SearchOptions(workload="mine.jsonl", target="./target", drafts=("ngram",), objectives=objectives))
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.usefixtures("tuner", "project")
+def test_a_plan_has_slots_for_the_largest_load_and_counts_its_requests(tuner: RunCli) -> None:
+    asked = ("-w", "mine.jsonl", "--target", "./target", "--draft", "ngram", "--objective", "e2e_ms@1")
+    throughput = ("--objective", "output_tokens_per_s@4")
+    alone, both = (json.loads(tuner("search", *asked, *more, "--plan", "--json").stdout) for more in ((), throughput))
+    requests = [{stage["kind"]: stage["requests"] for stage in one["stages"]} for one in (alone, both)]
+    # four slots are filled twice by eight requests at least: three prompts, three times
+    assert [one["baseline"] for one in requests] == [3, 3 + 9]
+    plan = plan_search(
+        SearchOptions(
+            workload="mine.jsonl",
+            target="./target",
+            drafts=("ngram",),
+            objectives=("e2e_ms@1", "cost@4"),
+            price_per_hour=1,
+        )
+    )
+    assert plan.config(plan.space.speculation("ngram", 3)).max_num_seqs == 4
+
+
 def test_a_search_from_python_takes_paths_and_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[SearchOptions] = []
     monkeypatch.setattr("tuner.api.run_search", lambda options, _observer: asked.append(options))
