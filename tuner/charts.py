@@ -231,7 +231,7 @@ def _layout(chart: SpeedChart) -> dict[str, Any]:
 
 def _faded(colour: str) -> str:
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"
+    return f"rgba({red},{green},{blue},0.12)"
 
 
 # ── predicted against measured ────────────────────────────────────────────────────────────────────────────────────

@@ -284,7 +284,7 @@ def _columns(rounds: ReplayedRounds, ttft: Floats, decode: Floats) -> dict[str, 
 
 def _length_limits(length: Interval | None) -> dict[str, float | None]:
     return {
-        "mean_acceptance_length_low": None if length is None else length.low,
+        "mean_acceptance_length_low": None if length is None else max(1.0, length.low),  # a round yields a token
         "mean_acceptance_length_high": None if length is None else length.high,
     }
 
