@@ -82,13 +82,13 @@ def open_drafter(config: EngineConfig, target: LanguageModel, kernel: Kernel) ->
     if architecture == EAGLE:
         return _open_eagle(folder, config, target, kernel)
     if architecture == SHALLOW:
-        return ModelDrafter(_open_shallow(folder, config, target, kernel))
+        return ModelDrafter(open_shallow(folder, config, target, kernel))
     slots, length = config.max_num_seqs, config.max_model_len
     choices = len(target.embedding)
     return ModelDrafter(open_model(folder, kernel, slots=slots, length=length, choices=choices))
 
 
-def _open_shallow(folder: Path, config: EngineConfig, target: LanguageModel, kernel: Kernel) -> LanguageModel:
+def open_shallow(folder: Path, config: EngineConfig, target: LanguageModel, kernel: Kernel) -> LanguageModel:
     """Layers of a draft between the target's embedding and rows of its output matrix."""
     own, weights = read_model_config(folder), Weights(folder)
     target_folder = Path(config.target_model)
@@ -100,5 +100,5 @@ def _open_shallow(folder: Path, config: EngineConfig, target: LanguageModel, ker
 
 def _open_eagle(folder: Path, config: EngineConfig, target: LanguageModel, kernel: Kernel) -> EagleDrafter:
     fuse: Tensor = Weights(folder).get(FUSE).float()
-    model = _open_shallow(folder, config, target, kernel)
+    model = open_shallow(folder, config, target, kernel)
     return EagleDrafter(model, kernel.prepare(fuse, None), fuse.numel() * kernel.bytes_per_weight)
