@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,12 @@ class Forecast:
         """Position of each configuration."""
         return {one.key: index for index, one in enumerate(self.candidates)}
 
-    def outlook(self, measured: Mapping[Key, float], running: Sequence[Key] = ()) -> Outlook:
+    def outlook(
+        self,
+        measured: Mapping[Key, float],
+        running: Sequence[Key] = (),
+        errors: Mapping[Key, float] = MappingProxyType({}),
+    ) -> Outlook:
         """What is believed once these figures were measured, while others run.
 
         Running configurations count as measured exactly as predicted, so that the next one asked for teaches
@@ -182,14 +188,16 @@ class Forecast:
         Args:
             measured: The optimised figure of each measured configuration, at the machine's speed of the baseline.
             running: Being measured now.
+            errors: Relative sd of measurements that are less sure than ``measured_error``.
         """
         known = {key: value for key, value in measured.items() if key in self.index_of}
-        beliefs = self.fitted(known)
+        beliefs = self.fitted(known, errors)
         expected = {key: self._expected(beliefs, key) for key in running if key in self.index_of and key not in known}
-        beliefs = self.fitted({**known, **expected}) if expected else beliefs
+        beliefs = self.fitted({**known, **expected}, errors) if expected else beliefs
         logs = self._log_totals(beliefs)
         rows = [self.index_of[key] for key in known]
-        share = CONFIGURATION_ERROR**2 / (CONFIGURATION_ERROR**2 + self.measured_error**2)
+        own = np.array([self._error(key, errors) for key in known])
+        share = CONFIGURATION_ERROR**2 / (CONFIGURATION_ERROR**2 + own**2)
         observed = np.log([self._total_ms(key, value) for key, value in known.items()])
         logs[:, rows] += share * (observed - logs[:, rows])
         error = np.full(len(self.candidates), CONFIGURATION_ERROR)
@@ -203,19 +211,22 @@ class Forecast:
             kink_allowance=0.0 if self.widths_are_timed else KINK_ALLOWANCE,
         )
 
-    def fitted(self, measured: Mapping[Key, float]) -> StepTimes:
-        """The step times that agree best with what was timed and what was measured."""
+    def fitted(self, measured: Mapping[Key, float], errors: Mapping[Key, float] = MappingProxyType({})) -> StepTimes:
+        """The step times that agree best with what was timed and what was measured; see ``outlook``."""
         totals = [
             MeasuredTotal(
                 weights=self.candidates[index].weights,
                 fixed_ms=self.candidates[index].fixed_ms,
                 total_ms=self._total_ms(key, value),
-                error=self.measured_error,
+                error=self._error(key, errors),
             )
             for key, value in measured.items()
             if (index := self.index_of.get(key)) is not None
         ]
         return self.step_times.fitted(totals)
+
+    def _error(self, key: Key, errors: Mapping[Key, float]) -> float:
+        return max(self.measured_error, errors.get(key, 0.0))
 
     def _total_ms(self, key: Key, value: float) -> float:
         unit = self.candidates[self.index_of[key]].unit

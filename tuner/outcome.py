@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import MeasurementError, TunerError
-from tuner.intervals import ratio_interval
+from tuner.intervals import FEWEST_PROMPTS, log_ratio, ratio_interval
 from tuner.metrics import LATENCIES, decode_ms, decoded_tokens, e2e_ms, summarize
 from tuner.objective import COST, THROUGHPUT, Objective, at_load, losses, values
 from tuner.outputs import identical_outputs, looping_prompts
@@ -43,7 +43,7 @@ class TrialOutcome:
         metrics: ``metrics.summarize``'s columns with ``tpot_ms_low`` and ``tpot_ms_high``, and of a candidate:
             ``speedup`` over no speculation with ``speedup_low`` and ``speedup_high``, ``identical_share``, and
             ``machine_slowdown``, the anchor's time over the baseline's on the same prompts, by which its times
-            were divided.
+            were divided, and ``measurement_error``, how sure they are.
     """
 
     state: TrialState
@@ -98,6 +98,7 @@ class TrialOutcome:
                 "speedup_high": None if speedup is None else speedup.high,
                 "identical_share": agreement.share_identical,
                 "machine_slowdown": slowdown,
+                "measurement_error": measurement_error(baseline.measurement, result.anchor),
             }
             | _metrics_at_loads(_measurements(baseline), at_loads, looping),
         )
@@ -189,6 +190,21 @@ def machine_slowdown(baseline: Measurement, anchor: Measurement | None) -> float
             "look at the failed requests of the stage",
         )
     return sum(now for now, _ in pairs) / sum(then for _, then in pairs)
+
+
+def measurement_error(baseline: Measurement, anchor: Measurement | None) -> float | None:
+    """Relative standard error of a measurement's mean latency, from what the machine did to the anchor beside it.
+
+    The same configuration ran on the same prompts twice, so that only noise tells its latencies apart. None without an
+    anchor, or where it shares fewer than three prompts with the baseline.
+    """
+    if anchor is None:
+        return None
+    pairs = paired(baseline, anchor)
+    if len(pairs.prompt_ids) < FEWEST_PROMPTS:
+        return None
+    _, error = log_ratio(pairs.baseline[None, :], pairs.candidate[None, :])
+    return float(error[0])
 
 
 def at_reference_speed(measurement: Measurement, slowdown: float) -> Measurement:

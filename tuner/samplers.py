@@ -27,6 +27,9 @@ TOKENS = "num_speculative_tokens"
 """What the dashboard shows, so it has the name that people know; the product's own k."""
 
 REPLAY = "replay"
+MEASUREMENT_ERROR = "measurement_error"
+"""User attribute of a trial: relative sd of its measurement, where it is known."""
+
 SamplerName = Literal["replay", "tpe", "gp", "nsga2", "random", "grid"]
 SAMPLER_NAMES: tuple[SamplerName, ...] = get_args(SamplerName)
 
@@ -57,8 +60,9 @@ class ReplaySampler(BaseSampler):
     are explored by a sampler of Optuna's, in turn with the others.
 
     A trial counts as measured when it is complete with no violated constraint, and as impossible when one is violated;
-    neither is asked for again, and what runs is not asked for twice. In ``study.optimize`` the study is stopped once
-    nothing is worth it; an ask-and-tell loop asks ``finished``.
+    neither is asked for again, and what runs is not asked for twice. A user attribute ``measurement_error``, a relative
+    sd, says how sure a trial's values are where they are less sure than usual. In ``study.optimize`` the study is
+    stopped once nothing is worth it; an ask-and-tell loop asks ``finished``.
 
     Args:
         forecasts: Of the objectives that can be predicted only within limits, by their position. Objectives that
@@ -111,10 +115,12 @@ class ReplaySampler(BaseSampler):
 
     def _outlooks(self, trials: Sequence[FrozenTrial]) -> dict[int, Outlook]:
         running = [key for trial in trials if trial.state is TrialState.RUNNING and (key := _key(trial))]
-        measured = {key: trial.values for trial in trials if _is_measured(trial) and (key := _key(trial))}
+        measured = {key: trial for trial in trials if _is_measured(trial) and (key := _key(trial))}
+        errors = {key: float(trial.user_attrs.get(MEASUREMENT_ERROR) or 0.0) for key, trial in measured.items()}
+        values = {key: trial.values for key, trial in measured.items()}
         return {
             index: forecast.outlook(
-                {key: values[index] for key, values in measured.items() if 0 < values[index] < math.inf}, running
+                {key: row[index] for key, row in values.items() if 0 < row[index] < math.inf}, running, errors
             )
             for index, forecast in self._forecasts.items()
         }
