@@ -16,7 +16,7 @@ from tuner.payoff import Requirement, RoundCosts, equivalent_acceptance, require
 from tuner.prediction import Prediction
 from tuner.predictions import Predictions
 from tuner.records import Measurement, Trace
-from tuner.replay import replay
+from tuner.replay import replay_nearest
 
 COST_SHARES = (0.05, 0.1, 0.2)
 """Of drafts that do not exist yet: a head of one layer, and models of a tenth and a fifth of the target's depth."""
@@ -146,7 +146,7 @@ def _advice(costs: RoundCosts, wanted: Sequence[float]) -> DraftAdvice:
 def _traced(trace: Trace, best: Prediction) -> TracedAcceptance:
     proposals = [count for prompt in trace.prompts for count in prompt.proposed[1:]]  # none at the prefill's token
     return TracedAcceptance(
-        first_token=replay(trace, 1).acceptance_rate,
+        first_token=replay_nearest(trace, [1])[0].acceptance_rate,
         proposing_share=sum(count > 0 for count in proposals) / len(proposals) if proposals else 0.0,
         equivalent=equivalent_acceptance(best.mean_acceptance_length or 1.0, best.drafted_tokens),
         drafted_tokens=best.drafted_tokens,

@@ -39,7 +39,7 @@ from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, Trial
 from tuner.study import Asked, TrialLedger, distributions
 from tuner.trace_keys import TraceKey
 from tuner.traces import TraceRecord
-from tuner.transfer import key_of_pass
+from tuner.transfer import key_of_stand_in
 
 INEXACT_NOTICE = (
     "replay does not give this engine's own rounds: acceptance is measured, and predictions have wider limits"
@@ -203,7 +203,7 @@ class Search:
 
         def kept(result: bytes) -> bytes:
             made = from_json(TraceResult, result)
-            key = own if is_timed else key_of_pass(own)
+            key = own if is_timed else key_of_stand_in(own, self._plan.deepest)
             known = referring(made, found) if found else self._keep_trace(made, key)
             return to_json(with_doubt(self._store, known, own, replay_is_exact=self._plan.replay_is_exact))
 
@@ -220,9 +220,11 @@ class Search:
                 f"which {origin!r} made"
             )
         elif not is_timed:
+            made = key_of_stand_in(own, self._plan.deepest)
+            how = f"a run at k={self._plan.deepest}" if made.source == "log" else f"a {made.numerics.engine}"
             self._observer.notice(
-                f"{draft}: engine {self._plan.space.engine!r} cannot replay it, so it is traced by a "
-                f"{key_of_pass(own).numerics.engine} and predicted with wider limits"
+                f"{draft}: engine {self._plan.space.engine!r} cannot replay it, so it is traced by {how} "
+                "and predicted with wider limits"
             )
 
     def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import MeasurementError
-from tuner.records import GREEDY, PromptTrace, Sampling, Trace, TraceKind
+from tuner.records import GREEDY, Measurement, PromptTrace, RequestRecord, Sampling, Trace, TraceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,43 @@ class LoggedRequest:
     max_output_tokens: int
     output_tokens: int
     accepted: tuple[int, ...]
+
+
+def logged_requests(measurement: Measurement, outputs: Mapping[str, tuple[int, ...]]) -> tuple[LoggedRequest, ...]:
+    """The log of a measurement with one request in flight, in which every chunk after the first is a round.
+
+    Args:
+        measurement: Of a configuration that drafts k tokens in each round.
+        outputs: What the target alone answered, by prompt: answers that differ are left out, for predictions follow
+            these.
+
+    Raises:
+        MeasurementError: A chunk is no round, or no answer is the target's own.
+    """
+    records = [one for one in measurement.requests if one.is_complete and one.token_ids == outputs.get(one.prompt_id)]
+    if not records:
+        raise MeasurementError(
+            "no answer of the logged run is the target's own, so its rounds say nothing of them",
+            "check that the engine is greedy, and gives token ids",
+        )
+    return tuple(_logged(one) for one in records)
+
+
+def _logged(record: RequestRecord) -> LoggedRequest:
+    sizes = [tokens for _, tokens in record.chunks]
+    is_whole = sizes[:1] == [1] and sum(sizes) == record.output_tokens
+    if not is_whole or (record.rounds is not None and record.rounds != len(sizes) - 1):
+        raise MeasurementError(
+            f"prompt {record.prompt_id!r}: chunks of {sizes[:4]} … tokens are not one round each",
+            "run one request at a time, on an engine that streams every round by itself",
+        )
+    return LoggedRequest(
+        prompt_id=record.prompt_id,
+        prompt_class=record.prompt_class,
+        max_output_tokens=record.max_output_tokens,
+        output_tokens=sum(sizes),
+        accepted=tuple(tokens - 1 for tokens in sizes[1:]),
+    )
 
 
 def logged_trace(

@@ -16,7 +16,7 @@ from tuner.interference import held_up_ms
 from tuner.intervals import Interval, log_ratio
 from tuner.metrics import LATENCIES, STATISTICS, completed, decode_ms, decoded_tokens, e2e_ms, ttft_ms
 from tuner.records import Measurement, RequestRecord, Trace
-from tuner.replay import ReplayedRounds, exactness, replay_all
+from tuner.replay import ReplayedRounds, exactness, is_bounded, replay_nearest
 from tuner.step_times import CONFIGURATION_ERROR
 
 Floats = NDArray[np.float64]
@@ -175,7 +175,7 @@ def predicted_paths(
             f"the trace of {trace.draft_name!r} and the baseline share no completed prompt",
             "trace the outputs of this baseline",
         )
-    every = replay_all(trace, list(drafted_tokens), shared)
+    every = replay_nearest(trace, list(drafted_tokens), shared)
     return [
         replace(_paths(trace.draft_name, one, costs, baseline.chosen(one.prompt_ids)), acceptance_length=length)
         for one, length in zip(every, acceptance_lengths(every), strict=True)
@@ -226,14 +226,13 @@ def predict(trace: Trace, costs: CostModel, baseline: Measurement, drafted_token
 def within_reach(trace: Trace, costs: CostModel, drafted_tokens: Collection[int]) -> list[int]:
     """Those numbers of drafted tokens that the trace and the timed steps reach."""
     name = trace.draft_name
-    return [k for k in drafted_tokens if exactness(trace, k).is_exact and costs.reaches(name, k)]
+    return [k for k in drafted_tokens if is_bounded(trace, k) and costs.reaches(name, k)]
 
 
 def beyond_reach(trace: Trace, costs: CostModel, drafted_tokens: int) -> str:
     """Why a number of drafted tokens has no prediction; empty where it is within reach."""
-    told = exactness(trace, drafted_tokens)
-    if not told.is_exact:
-        return told.reason
+    if not is_bounded(trace, drafted_tokens):
+        return exactness(trace, drafted_tokens).reason
     return "" if costs.reaches(trace.draft_name, drafted_tokens) else "its rounds are wider than any that was timed"
 
 

@@ -186,6 +186,36 @@ def replay_bounds(
     return tuple(RoundBounds(fewest=low, most=high) for low, high in zip(fewest, most, strict=True))
 
 
+def replay_nearest(
+    trace: Trace, drafted_tokens: Sequence[int], prompt_ids: Collection[str] | None = None
+) -> tuple[ReplayedRounds, ...]:
+    """Replay every k; of a logged run that drafted more, the middle of its bounds.
+
+    Raises:
+        ConfigurationError: A k is beyond what the trace was made for.
+        MeasurementError: The trace contradicts itself.
+    """
+    if trace.kind is not TraceKind.LOGGED:
+        return replay_all(trace, drafted_tokens, prompt_ids)
+    return tuple(_middle(one.fewest, one.most) for one in replay_bounds(trace, drafted_tokens, prompt_ids))
+
+
+def is_bounded(trace: Trace, drafted_tokens: int) -> bool:
+    """Whether a trace tells the rounds of one k exactly or within bounds."""
+    logged = trace.kind is TraceKind.LOGGED and 0 <= drafted_tokens <= trace.max_drafted_tokens
+    return logged or exactness(trace, drafted_tokens).is_exact
+
+
+def _middle(fewest: ReplayedRounds, most: ReplayedRounds) -> ReplayedRounds:
+    return replace(
+        fewest,
+        rounds=(fewest.rounds + most.rounds) / 2,
+        drafted=(fewest.drafted + most.drafted) / 2,
+        accepted=(fewest.accepted + most.accepted) / 2,
+        rounds_by_drafted=(fewest.rounds_by_drafted + most.rounds_by_drafted) / 2,
+    )
+
+
 def _draft_samples(trace: Trace) -> bool:
     """Whether acceptance is a matter of chance: both models sample, and the trace holds their probabilities."""
     one_pass = trace.kind is TraceKind.TEACHER_FORCED

@@ -11,7 +11,7 @@ from tuner.records import TraceResult
 from tuner.store import TrialStore
 from tuner.trace_keys import TraceKey
 from tuner.traces import TraceRecord, cut_to, pack_trace, unpack_trace
-from tuner.transfer import INEXACT_SHARE, doubtful_share
+from tuner.transfer import INEXACT_SHARE, doubtful_share, key_of_stand_in
 
 
 def find_trace(store: TrialStore, key: TraceKey, depth: int) -> TraceRecord | None:
@@ -45,7 +45,7 @@ def find_transferred(store: TrialStore, key: TraceKey, depth: int) -> TraceRecor
     deep = [one for one in transferred_traces(store, key) if one.depth >= depth]
     kept = store.trace(deep[0].key) if deep else None
     if kept is None or kept.data is None:
-        return None
+        return find_trace(store, key_of_stand_in(key, depth), depth)
     unpack_trace(kept.data)
     return kept
 

@@ -27,6 +27,9 @@ Progress = Callable[[int, int], None]
 
 _PASS = PassSettings()
 
+FEATURE_METHODS = frozenset({Method.EAGLE})
+"""Their drafts feed on features of the target: only the engine itself can run them."""
+
 HALF_PRECISION_NOISE = {"bf16": 0.125, "bfloat16": 0.125, "fp16": 2**-6, "float16": 2**-6}
 """Spacing of the numbers between 16 and 32, where the largest logits of language models lie: two of them rounded in
 opposite ways differ by as much."""
@@ -44,6 +47,10 @@ LOOKUP_DOUBT = 0.02
 """Share of positions at which an engine's own matching rule may propose something else: engines differ in which of
 several earlier places they take."""
 
+FEATURES_DOUBT = 0.1
+"""Share of positions at which a draft that feeds on its own features does otherwise where rounds start elsewhere: run
+lengths of EAGLE heads break at 8 to 10 % of them."""
+
 LEAST_DOUBT = 0.001
 """Of a transferred trace: what a hundred prompts without a near-tie cannot rule out."""
 
@@ -60,8 +67,13 @@ def numerics_of_pass(method: Method) -> Numerics:
     return Numerics(engine="model pass", weight_format=_PASS.dtype, lossless=None)
 
 
-def key_of_pass(key: TraceKey) -> TraceKey:
-    """The key of the trace that ``trace_without_engine`` makes in place of the engine's own."""
+def key_of_stand_in(key: TraceKey, depth: int) -> TraceKey:
+    """The key of the trace that is made in place of the engine's own, for ``depth`` drafted tokens.
+
+    Where only a run can tell, it is that of the run's log, which serves no other depth.
+    """
+    if key.method in FEATURE_METHODS:
+        return replace(key, source="log", rule={**key.rule, "drafted_tokens": depth})
     return replace(key, numerics=numerics_of_pass(key.method))
 
 
@@ -130,6 +142,10 @@ def doubtful_share(trace: Trace, *numerics: Numerics) -> float:
     """
     if trace.kind is TraceKind.PROPOSALS:
         return LOOKUP_DOUBT
+    if trace.kind is TraceKind.LOGGED:
+        positions = sum(len(prompt.proposed) for prompt in trace.prompts)
+        # Predictions take the middle of a log's bounds, and each unknown position moves them by half a round.
+        return FEATURES_DOUBT + sum(len(prompt.unknown) for prompt in trace.prompts) / 2 / max(positions, 1)
     noise = max(logit_noise(one.weight_format) for one in numerics)
     share = share_of_near_ties(trace, noise)
     return max(LEAST_DOUBT, NEAR_TIES_PER_LOGIT * noise if share is None else share)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
 from tuner.errors import UnsupportedConfigurationError
+from tuner.logged_run import logged_requests, logged_trace
 from tuner.measure import (
     MeasureLimits,
     measure,
@@ -38,7 +39,7 @@ from tuner.records import (
     to_json,
 )
 from tuner.speculation import NO_SPECULATION, EngineConfig
-from tuner.transfer import trace_without_engine
+from tuner.transfer import FEATURE_METHODS, trace_without_engine
 
 Progress = Callable[[int, int], None]
 """Called with (finished, total) requests."""
@@ -171,6 +172,8 @@ def _trace_without_engine(engine: Engine, task: StageTask, progress: Progress | 
     )
     if not task.outputs:
         return TraceResult(trace=_trace_of_nothing(task), limits=limits)
+    if config.speculation.method in FEATURE_METHODS and not abilities.needs_compile:
+        return TraceResult(trace=_trace_of_a_run(engine, task, progress), limits=limits)
     trace = trace_without_engine(
         config,
         task.outputs,
@@ -180,6 +183,21 @@ def _trace_without_engine(engine: Engine, task: StageTask, progress: Progress | 
         progress=progress,
     )
     return TraceResult(trace=trace, limits=limits)
+
+
+def _trace_of_a_run(engine: Engine, task: StageTask, progress: Progress | None) -> Trace:
+    """What the rounds of a run at the largest k show of a draft that only the engine can run."""
+    if task.sampling.temperature > 0:
+        raise UnsupportedConfigurationError(
+            "the log of a run tells nothing of sampled outputs, which are others in every run",
+            "measure configurations instead of predicting them, or search with temperature 0",
+        )
+    alone = {output.prompt.prompt_id: output.token_ids for output in task.outputs}
+    with _load(engine, task.config, task) as loaded:
+        limits = replace(task.limits, concurrency=1)
+        run = measure(loaded, [output.prompt for output in task.outputs], limits, progress=progress)
+    speculation = task.config.speculation
+    return logged_trace(speculation.draft_name, speculation.drafted_tokens, logged_requests(run, alone))
 
 
 def _trace_of_nothing(task: StageTask) -> Trace:

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.observed import a_failed_request, a_measurement, a_request
 from tuner.errors import ConfigurationError, MeasurementError
-from tuner.logged_run import LoggedRequest, logged_trace
+from tuner.logged_run import LoggedRequest, logged_requests, logged_trace
 from tuner.records import PromptTrace, Trace, TraceKind
-from tuner.replay import exactness, replay, replay_all, replay_bounds
+from tuner.replay import exactness, is_bounded, replay, replay_all, replay_bounds, replay_nearest
 
 
 def autoregressive(bits: list[bool], cap: int) -> Trace:
@@ -123,3 +124,47 @@ def test_an_unknown_position_outside_the_output_is_refused():
     trace = Trace(draft_name="draft", max_drafted_tokens=2, prompts=(prompt,), kind=TraceKind.LOGGED)
     with pytest.raises(MeasurementError, match="unknown position 2 of 2 output tokens"):
         replay_bounds(trace, [1])
+
+
+# ── from measurements ─────────────────────────────────────────────────────────────────────────────────────────────
+
+CHUNKS = ((0.1, 1), (0.2, 3), (0.3, 1), (0.4, 2))
+
+
+def test_every_chunk_after_the_first_is_a_round_that_accepted_all_but_one():
+    run = a_measurement(a_request("p0", chunks=CHUNKS, rounds=3), a_failed_request("p1"))
+    (found,) = logged_requests(run, {"p0": tuple(range(7)), "p1": (0,)})
+    assert found == LoggedRequest(
+        prompt_id="p0", prompt_class="any", max_output_tokens=64, output_tokens=7, accepted=(2, 0, 1)
+    )
+
+
+def test_answers_that_are_not_the_targets_own_are_left_out():
+    run = a_measurement(a_request("p0", chunks=CHUNKS), a_request("p1", chunks=CHUNKS))
+    (found,) = logged_requests(run, {"p0": tuple(range(7)), "p1": (9,) * 7})
+    assert found.prompt_id == "p0"
+    with pytest.raises(MeasurementError, match="no answer of the logged run is the target's own"):
+        logged_requests(run, {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rounds": 4}, {"chunks": ((0.1, 2), (0.2, 5))}, {"chunks": CHUNKS, "output_tokens": 8}],
+    ids=["counted otherwise", "a round with the prefill", "a chunk is missing"],
+)
+def test_chunks_that_are_no_rounds_are_refused(changes):
+    request = a_request("p0", **{"chunks": CHUNKS, **changes})
+    with pytest.raises(MeasurementError, match=r"'p0': chunks of .* tokens are not one round each"):
+        logged_requests(a_measurement(request), {"p0": request.token_ids})
+
+
+def test_the_nearest_replay_of_a_log_is_the_middle_of_its_bounds():
+    bits = [True, True, True, False, True, True, True, True, True, False, True, True]
+    trace = logged_trace("draft", 2, [log_of(bits, 12, 2)])
+    middle, own = replay_nearest(trace, [1, 2])
+    (bounds,) = replay_bounds(trace, [1])
+    assert bounds.fewest.rounds[0] < bounds.most.rounds[0]
+    assert middle.rounds[0] == (bounds.fewest.rounds[0] + bounds.most.rounds[0]) / 2
+    assert middle.rounds_by_drafted.sum() == middle.rounds[0]
+    assert own.rounds[0] == replay(trace, 2).rounds[0]
+    assert [is_bounded(trace, k) for k in (0, 1, 2, 3)] == [True, True, True, False]

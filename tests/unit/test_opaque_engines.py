@@ -21,7 +21,7 @@ from tuner.engines.base import Capabilities
 from tuner.errors import EngineNotInstalledError
 from tuner.observer import SilentObserver
 from tuner.plan import SearchPlan
-from tuner.records import TargetOutput, Trace
+from tuner.records import Sampling, TargetOutput, Trace
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.speculation import EngineConfig, Method, Speculation
 from tuner.store import MemoryStore, TrialState
@@ -245,14 +245,70 @@ def test_rounds_that_differ_from_a_transferred_trace_are_no_alarm(
 
 @pytest.mark.parametrize(("method", "words"), [(Method.EAGLE, "only its roll-outs"), (Method.NGRAM, "tokenizer.json")])
 def test_drafts_that_cannot_be_traced_are_explored_without_predictions(
-    bench: Bench, method: Method, words: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: Method, words: str
 ) -> None:
+    monkeypatch.setattr(OpaqueEngine, "capabilities", replace(OpaqueEngine.capabilities, needs_compile=True))
     model = "bad" if method is Method.EAGLE else None
     drafts = (SPACE.drafts[0], Draft(name="bad", method=method, model=model))
     result = bench.predict(space=SPACE.model_copy(update={"drafts": drafts}))
     assert {name for name, _ in result.predictions.by_configuration} == {"good"}
     (notice,) = [one for one in bench.heard.notices if "without predictions" in one]
     assert words in notice
+
+
+# ── logged runs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+HEAD = SPACE.model_copy(update={"drafts": (Draft(name="good", method=Method.EAGLE, model="good"),)})
+SHALLOWER = HEAD.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=4)})
+
+
+def test_a_head_is_run_once_at_the_largest_k_and_its_log_bounds_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = bench.predict(space=HEAD)
+    assert bench.world.loads == ["no speculation", "good k=8"]
+    assert any("so it is traced by a run at k=8" in one for one in bench.heard.notices)
+    assert [(one.header["kind"], one.header["key"]["source"]) for one in bench.store.traces()] == [("logged", "log")]
+    monkeypatch.setattr("tuner.trial.load_engine", lambda _name: SimulatedEngine(bench.world))
+    truth = bench.predict(name="truth", space=HEAD.model_copy(update={"engine": "simulated"}))
+    assert list(found.predictions.by_configuration) == list(truth.predictions.by_configuration)
+    for key, one in truth.predictions.by_configuration.items():
+        bounded = found.predictions.by_configuration[key]
+        assert bounded.speedup_low < one.speedup < bounded.speedup_high, key
+        assert bounded.mean_acceptance_length == pytest.approx(one.mean_acceptance_length, rel=0.15)
+
+
+def test_a_search_of_a_head_comes_to_its_verdict_in_few_trials(bench: Bench) -> None:
+    result = bench.run(space=HEAD)
+    assert result.decision.verdict is Verdict.RECOMMEND
+    assert len(result.trials) <= 5
+
+
+def test_the_log_of_another_k_is_not_taken_for_this_one(bench: Bench) -> None:
+    bench.predict(space=HEAD)
+    bench.world.loads.clear()
+    bench.predict(name="shallower", space=SHALLOWER)
+    assert bench.world.loads == ["no speculation", "good k=4"]
+    bench.world.loads.clear()
+    bench.predict(name="same", seed=5, space=SHALLOWER)
+    assert bench.world.loads == ["no speculation"]
+
+
+def test_the_first_study_keeps_its_own_log(bench: Bench) -> None:
+    first = bench.predict(space=HEAD)
+    bench.predict(name="shallower", space=SHALLOWER)
+    again = read_study(bench.store, "study").predictions.by_configuration
+    assert {key: one.speedup for key, one in again.items()} == {
+        key: one.speedup for key, one in first.predictions.by_configuration.items()
+    }
+
+
+def test_a_head_of_a_sampled_workload_has_no_log(bench: Bench) -> None:
+    plan = bench.plan(space=HEAD)
+    sampled = plan.workload.model_copy(update={"sampling": Sampling(temperature=0.7)})
+    result = bench.search(replace(plan, workload=sampled)).predict()
+    assert not result.predictions.by_configuration
+    assert any("tells nothing of sampled outputs" in one for one in bench.heard.notices)
 
 
 def test_without_the_packages_of_a_pass_the_search_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
