@@ -14,8 +14,13 @@ from tuner.decide import Verdict
 from tuner.documents import StudyResult
 from tuner.estimate import PlanDescription, PlannedModel
 from tuner.export import own_format
+from tuner.objective import figures_at
 from tuner.store import ParetoEntry, TrialRecord, TrialState
 from tuner.tables import ABSENT, WIDE, Cell, Column, fitted_table, number, plain_table, row, with_limits
+from tuner.verdict import spoken_load
+
+ALARM = "ALARM"
+"""What a note begins with that casts doubt on the measurement."""
 
 _STATES = {TrialState.RUNNING: "unfinished", TrialState.INFEASIBLE: "cannot run", TrialState.LOST: "lost"}
 
@@ -33,14 +38,19 @@ def result_tables(result: StudyResult, width: int = WIDE) -> Iterator[tuple[str,
 
 
 def trial_table(result: StudyResult, width: int = WIDE) -> Table:
-    """One row per configuration that was tried, the recommended one marked; repeats are left out."""
+    """One row per configuration that was tried, the recommended one marked; repeats are left out.
+
+    Figures are those of the number of requests in flight that the verdict is about.
+    """
     chosen = None if result.recommended is None else result.recommended.number
+    load = None if result.decision is None else result.decision.concurrency
     rows = [
-        row(partial(_cells, trial), "bold green" if trial.number == chosen else "")
+        row(partial(_cells, trial, load), "bold green" if trial.number == chosen else "")
         for trial in result.trials
         if trial.duplicate_of is None
     ]
-    return fitted_table(_COLUMNS, rows, width, dispensable=("predicted", "waste", "length"))
+    caption = spoken_load(load).strip()
+    return fitted_table(_COLUMNS, rows, width, dispensable=("predicted", "waste", "length"), caption=caption)
 
 
 _COLUMNS = (
@@ -57,11 +67,11 @@ _COLUMNS = (
 )
 
 
-def _cells(trial: TrialRecord, *, is_wide: bool) -> tuple[Cell, ...]:
-    speculation, metrics = trial.speculation, trial.metrics
+def _cells(trial: TrialRecord, load: int | None, *, is_wide: bool) -> tuple[Cell, ...]:
+    speculation, metrics = trial.speculation, figures_at(trial.metrics, load)
     name = "no speculation" if speculation.is_baseline and is_wide else speculation.draft_name
     tokens = ABSENT if speculation.is_baseline else str(speculation.drafted_tokens)
-    predicted = number(trial.predicted.get("speedup"), ".2f")
+    predicted = number(figures_at(trial.predicted, load).get("speedup"), ".2f")
     if trial.state is not TrialState.COMPLETE:
         state = Text(_STATES[trial.state], style="yellow")
         return (str(trial.number), name, tokens, ABSENT, ABSENT, ABSENT, state, predicted, ABSENT, ABSENT)
@@ -171,16 +181,18 @@ def _first_line(text: str | None) -> str:
     return next(iter((text or "no reason was kept").splitlines()), "")
 
 
-def verdict_notes(result: StudyResult) -> tuple[str, ...]:
-    """What a reader must know beside the verdict: identical outputs, and what the interval does not contain."""
+def verdict_notes(result: StudyResult) -> tuple[Text, ...]:
+    """What a reader must know beside the verdict: alarms, identical outputs, and what the interval does not contain."""
     decision = result.decision
     if decision is None:
         return ()
+    alarms = [note for note in decision.notes if note.startswith(ALARM)]
+    others = [note for note in decision.notes if not note.startswith(ALARM)]
     agreement = decision.agreement
-    if agreement is None or agreement.share_identical is None:
-        return decision.notes
-    share = number(agreement.share_identical, ".0%")
-    return (f"{share} of {agreement.pairs} outputs identical to those without speculation", *decision.notes)
+    if agreement is not None and agreement.share_identical is not None:
+        share = number(agreement.share_identical, ".0%")
+        others.insert(0, f"{share} of {agreement.pairs} outputs identical to those without speculation")
+    return (*(Text(note, style="bold red") for note in alarms), *(Text(note) for note in others))
 
 
 def next_steps(result: StudyResult) -> tuple[str, ...]:

@@ -126,7 +126,15 @@ def test_a_trial_that_cannot_run_is_named_with_the_first_line_of_its_reason() ->
 
 
 def test_notes_say_how_many_outputs_are_identical() -> None:
-    assert verdict_notes(a_result())[0] == "100 % of 16 outputs identical to those without speculation"
+    assert verdict_notes(a_result())[0].plain == "100 % of 16 outputs identical to those without speculation"
+
+
+def test_alarms_come_first_and_are_marked() -> None:
+    alarm = "ALARM: the measured mean acceptance length lies outside the replayed interval"
+    first, *others = verdict_notes(a_result(a_decision(notes=("one load per side", alarm))))
+    assert (first.plain, first.style) == (alarm, "bold red")
+    assert [one.plain for one in others][1:] == ["one load per side"]
+    assert {str(one.style) for one in others} == {""}
 
 
 def test_an_unfinished_study_has_no_verdict_and_says_how_it_goes_on() -> None:

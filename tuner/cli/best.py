@@ -23,7 +23,7 @@ def best(study: StudyName = None, storage: Storage = None, as_json: AsJson = Fal
     console = stdout_console()
     console.print(f"study {result.study.name}", soft_wrap=True)
     console.print(documents.verdict_sentence(result), style="bold", soft_wrap=True)
-    for line in report.verdict_notes(result):
-        console.print(f"  {line}", soft_wrap=True)
+    for note in report.verdict_notes(result):
+        console.print("  ", note, sep="", soft_wrap=True)
     for line in report.next_steps(result):
         console.print(f"next: {line}", soft_wrap=True)

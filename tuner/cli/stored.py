@@ -62,8 +62,8 @@ def print_result(result: StudyResult, plot: Path | None = None) -> None:
     if stopped is not None:
         console.print(stopped, soft_wrap=True)
     console.print(verdict_sentence(result), style="bold", soft_wrap=True)
-    for line in report.verdict_notes(result):
-        console.print(f"  {line}", soft_wrap=True)
+    for note in report.verdict_notes(result):
+        console.print("  ", note, sep="", soft_wrap=True)
     if plot is not None:
         console.print(f"plot: {plot}", soft_wrap=True)
     for line in report.next_steps(result):
