@@ -15,7 +15,7 @@ from tuner.intervals import FEWEST_PROMPTS, log_ratio, ratio_interval
 from tuner.metrics import LATENCIES, decode_ms, decoded_tokens, e2e_ms, summarize
 from tuner.objective import COST, THROUGHPUT, Objective, at_load, losses, values
 from tuner.outputs import identical_outputs, looping_prompts
-from tuner.pairing import anchored_speedup, paired_speedup
+from tuner.pairing import anchored_speedup, paired, paired_speedup
 from tuner.pareto import front_probabilities, log_normal_draws, pareto_front
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, Measurement, MeasureResult, RequestRecord
@@ -64,7 +64,7 @@ class TrialOutcome:
             | {
                 at_load(name, load): value
                 for load, one in _measurements(result).items()
-                for name, value in {**summarize(one), "speedup": 1.0}.items()
+                for name, value in {**summarize(one), **_tpot_limits(one), "speedup": 1.0}.items()
             },
         )
 
@@ -133,7 +133,8 @@ def _metrics_at_loads(
     columns: dict[str, float | None] = {}
     for load, measured in candidate.items():
         gain = paired_speedup(baseline[load], measured, left_out=left_out)
-        figures = summarize(measured) | {
+        figures = summarize(measured) | _tpot_limits(measured)
+        figures |= {
             "speedup": None if gain is None else gain.estimate,
             "speedup_low": None if gain is None else gain.low,
             "speedup_high": None if gain is None else gain.high,
