@@ -63,6 +63,15 @@ def at_load(column: str, load: int | None) -> str:
     return column if load is None else f"{column}@{load}"
 
 
+def figures_at(columns: Mapping[str, float | None], load: int | None) -> Mapping[str, float | None]:
+    """The figures at that many requests in flight under their plain names; what has none there stays as it is."""
+    suffix = at_load("", load)
+    if not suffix:
+        return columns
+    there = {name.removesuffix(suffix): value for name, value in columns.items() if name.endswith(suffix)}
+    return {**columns, **there}
+
+
 def _latency_objectives() -> dict[str, Objective]:
     named = {
         f"{metric}_{statistic}": Objective(name=f"{metric}_{statistic}", column=f"{metric}_{statistic}", metric=metric)
