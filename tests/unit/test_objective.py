@@ -12,6 +12,7 @@ from tuner.objective import (
     OBJECTIVES,
     at_load,
     deciding,
+    figures_at,
     finite_values,
     further_loads,
     losses,
@@ -128,6 +129,12 @@ def test_an_unknown_name_with_a_load_gets_the_nearest_one_too():
 
 def test_columns_of_a_load_carry_its_number():
     assert (at_load("tpot_ms_mean", None), at_load("tpot_ms_mean", 4)) == ("tpot_ms_mean", "tpot_ms_mean@4")
+
+
+def test_figures_of_a_load_stand_under_their_plain_names():
+    columns = {"speedup": 2.0, "speedup@4": 1.5, "speedup@14": 1.1, "identical_share": 1.0}
+    assert figures_at(columns, 4) == columns | {"speedup": 1.5}
+    assert figures_at(columns, None) == columns
 
 
 def test_each_objective_takes_the_measurement_of_its_load():

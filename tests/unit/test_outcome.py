@@ -69,6 +69,35 @@ def test_where_a_gain_has_no_interval_nothing_is_said_of_probability():
     assert {entry.probability for entry in members.values()} == {None}
 
 
+def test_at_a_further_load_what_differs_between_loads_is_in_doubt_even_without_an_interval():
+    objectives = parse_objectives(["output_tokens_per_s@8", "waste"])
+    other = replace(EAGLE, drafted_tokens=4)
+    rates = [(0, NO_SPECULATION, 50.0, 0.0), (1, EAGLE, 100.0, 0.8), (2, other, 99.0, 0.8)]
+    trials = [
+        a_trial(number, speculation, values={"output_tokens_per_s@8": rate, "waste": waste}, metrics={})
+        for number, speculation, rate, waste in rates
+    ]
+    members = {entry.speculation: entry for entry in front_members(trials, (), NOTHING_PREDICTED, objectives)}
+    assert set(members) == {NO_SPECULATION, EAGLE}
+    assert members[NO_SPECULATION].probability == 1.0
+    # 1 % apart, each known to 1 %: the better one by estimate is so in truth with Φ(1 / √2)
+    assert members[EAGLE].probability == pytest.approx(0.76, abs=0.03)
+
+
+def test_at_a_further_load_its_own_interval_counts():
+    objectives = parse_objectives(["cost@8", "waste"], price_per_hour=1.0)
+    sure, unsure = ({"speedup_low@8": 2 / width, "speedup_high@8": 2 * width} for width in (1.001, 1.5))
+    trials = [a_trial(0, NO_SPECULATION, values={"cost@8": 2.0, "waste": 0.0})]
+
+    def probability(metrics: Mapping[str, float]) -> float:
+        faster = a_trial(1, EAGLE, values={"cost@8": 1.8, "waste": 0.5}, metrics=metrics)
+        entries = front_members([*trials, faster], (), NOTHING_PREDICTED, objectives)
+        return next(entry.probability for entry in entries if entry.speculation == EAGLE)
+
+    assert probability(sure) == 1.0
+    assert 0.6 < probability(unsure) < 0.9
+
+
 def test_the_front_of_a_study_is_the_same_every_time():
     trials = measured(1, EAGLE, 1990.0, 0.8), measured(2, NGRAM, 1980.0, 0.9)
     assert front(*trials) == front(*trials)

@@ -55,6 +55,17 @@ def strict(document: object) -> Any:
     return json.loads(json.dumps(document, allow_nan=False), parse_constant=refuse)
 
 
+def test_the_table_shows_the_load_that_the_verdict_is_about() -> None:
+    at_eight = {"speedup@8": 1.17, "speedup_low@8": 1.11, "speedup_high@8": 1.23, "tpot_ms_mean@8": 77.7}
+    trial = replace(GOOD, metrics={**GOOD.metrics, **at_eight}, predicted={**GOOD.predicted, "speedup@8": 1.19})
+    result = a_result(trials=(BASELINE, trial), decision=replace(a_decision(), concurrency=8))
+    text = text_of(trial_table(result), 120)
+    assert "1.17 (1.11–1.23)" in text
+    assert "77.7" in text
+    assert "1.19" in text
+    assert text.endswith("with 8 requests in flight")
+
+
 def test_the_table_has_a_row_per_configuration_with_every_figure() -> None:
     rows = [line.split() for line in text_of(trial_table(a_result()), 120).splitlines()]
     assert [row for row in rows if row and row[0].isdigit()] == [
