@@ -53,11 +53,10 @@ class Device:
         """Arithmetic of one row over reading the weights: 2 FLOP for each weight of two bytes."""
         return 2 * self.bandwidth_bytes_per_s / (BYTES_PER_WEIGHT * self.matrix_flop_per_s)
 
-    @property
-    def row_shares(self) -> tuple[float, float]:
-        """Least and most of a plain round that one further row may add."""
+    def row_shares(self, most_requests: int = 1) -> tuple[float, float]:
+        """Least and most of a plain round that one further row of each request may add, for 1 to so many in flight."""
         least = self.least_row_share
-        return least, max(MOST_ROW_SHARE, MATRIX_LOSS * least)
+        return least, max(MOST_ROW_SHARE, MATRIX_LOSS * least * most_requests)
 
 
 # Trainium2: AWS Neuron documentation, "Trainium2 Architecture" (667 BF16 TFLOPS for eight cores) and its guide for NKI
@@ -141,14 +140,14 @@ def pass_shares(target: ModelConfig, draft: ModelConfig | None) -> tuple[float, 
     return min(by_bytes, by_layers), max(BANDWIDTH_LOSS * by_bytes, by_layers)
 
 
-def row_shares(device: str | None) -> tuple[float, float]:
-    """Least and most of a plain round that one further row may add; of all devices where none is named.
+def row_shares(device: str | None, most_requests: int = 1) -> tuple[float, float]:
+    """Least and most of a plain round that one further row of each request may add; of all devices where none is named.
 
     Raises:
         ConfigurationError: There is no such device.
     """
     found = [find_device(device)] if device is not None else list(DEVICES.values())
-    shares = [one.row_shares for one in found]
+    shares = [one.row_shares(most_requests) for one in found]
     return min(low for low, _ in shares), max(high for _, high in shares)
 
 
@@ -159,14 +158,17 @@ def step_limits(
     most_drafted_tokens: int,
     device: str | None = None,
     wasted_draft_passes: int = 0,
+    most_requests: int = 1,
 ) -> StepLimits:
     """Limits of the steps of a round with one draft; None is a draft that looks up.
+
+    They hold for 1 to ``most_requests`` in flight.
 
     Raises:
         ConfigurationError: There is no such device.
     """
     return StepLimits(
-        row=row_shares(device),
+        row=row_shares(device, most_requests),
         draft_pass=pass_shares(target, draft),
         most_drafted_tokens=most_drafted_tokens,
         wasted_draft_passes=0 if draft is None else wasted_draft_passes,

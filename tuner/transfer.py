@@ -52,7 +52,7 @@ FEATURES_DOUBT = 0.1
 lengths of EAGLE heads break at 8 to 10 % of them."""
 
 LEAST_DOUBT = 0.001
-"""Of a transferred trace: what a hundred prompts without a near-tie cannot rule out."""
+"""Of a transferred trace: what three thousand positions without a near-tie cannot rule out."""
 
 INEXACT_SHARE = 0.05
 """Share of positions that are doubtful where an engine itself says that replay is not exact. The shift of acceptance

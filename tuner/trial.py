@@ -169,6 +169,7 @@ def _trace_without_engine(engine: Engine, task: StageTask, progress: Progress | 
         most_drafted_tokens=config.speculation.drafted_tokens,
         device=abilities.device,
         wasted_draft_passes=abilities.wasted_draft_passes,
+        most_requests=max((task.concurrency, *task.loads)),
     )
     if not task.outputs:
         return TraceResult(trace=_trace_of_nothing(task), limits=limits)

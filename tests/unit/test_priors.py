@@ -110,7 +110,7 @@ def test_the_shipped_heads_take_a_part_of_their_target(folder: Path) -> None:
 def test_one_core_of_trainium2_has_a_quarter_of_its_chip() -> None:
     core, chip = DEVICES["trn2"], DEVICES["trn2-chip"]
     assert chip.bandwidth_bytes_per_s == 4 * core.bandwidth_bytes_per_s
-    assert core.row_shares == chip.row_shares
+    assert core.row_shares() == chip.row_shares()
     # 65.5 GB over sixteen cores' worth of bandwidth and over one chip's
     assert plain_step_s(2 * weight_count(QWEN3_32B), chip) == pytest.approx(65.524e9 / 2.9e12, rel=1e-4)
 
@@ -125,6 +125,13 @@ def test_a_row_is_nearly_free_on_accelerators(name: str) -> None:
 def test_a_row_on_a_plain_machine_may_take_what_was_seen_there() -> None:
     low, high = row_shares("cpu")
     assert low < 0.8 / 6 < high  # seven rows took 1.8 times as long as one
+
+
+def test_a_row_of_each_of_many_requests_takes_as_many_times_the_arithmetic() -> None:
+    low, high = row_shares("h100", most_requests=16)
+    assert low == row_shares("h100")[0]
+    assert high == pytest.approx(3 * 16 * low)
+    assert high > MOST_ROW_SHARE
 
 
 def test_without_a_device_the_limits_are_those_of_all() -> None:
