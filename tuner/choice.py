@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from tuner.intervals import Interval
@@ -91,6 +92,7 @@ def choose_candidate(
     epsilon: float = DEFAULT_EPSILON,
     left_out: Collection[str] = (),
     speedup: str = "speedup",
+    gains: Mapping[str, float] = MappingProxyType({}),
     seed: int = 0,
 ) -> Choice[TriedT]:
     """The configuration to certify.
@@ -106,11 +108,12 @@ def choose_candidate(
         epsilon: Relative, e.g. 0.01.
         left_out: Prompts that count for no configuration.
         speedup: Name of the gain among a trial's figures; the measurements are of its number of requests in flight.
+        gains: Better estimates of gains than the measured ones, by the configuration's key.
         seed: Of the resampling.
     """
 
     def gain(trial: Tried) -> float:
-        return trial.metrics.get(speedup) or 0.0
+        return gains.get(trial.speculation.key) or trial.metrics.get(speedup) or 0.0
 
     best = max(measured, key=lambda trial: (gain(trial), not trial.speculation.is_baseline))
     ties = [

@@ -17,7 +17,7 @@ from tuner.errors import EngineError, InputError, MeasurementError, ModelError, 
 from tuner.evidence import Evidence
 from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
-from tuner.outcome import TrialOutcome, front_members, seen_at, sharpened
+from tuner.outcome import TrialOutcome, estimated_gains, front_members, seen_at, sharpened
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, prompt_lengths, target_outputs, timed_at
 from tuner.records import (
@@ -357,9 +357,10 @@ class Search:
         self, baseline: BaselineResult, traces: Sequence[TraceResult], predictions: Predictions, stopped: Reason
     ) -> SearchResult:
         measured = [trial for trial in self._tried().values() if trial.state is TrialState.COMPLETE]
-        predictions = sharpened(predictions, measured)
         evidence = self._evidence(baseline, traces, measured)
-        choice = evidence.choose(measured, self._plan.epsilon)
+        gains = estimated_gains(predictions, measured, evidence.concurrency)
+        predictions = sharpened(predictions, measured)
+        choice = evidence.choose(measured, self._plan.epsilon, gains)
         best = choice.candidate
         certified = self._certify(best)
         if certified:

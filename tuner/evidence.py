@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from tuner.choice import DEFAULT_EPSILON, Choice, TriedT, choose_candidate
 from tuner.decide import DEFAULT_MARGIN, decide
@@ -42,12 +43,18 @@ class Evidence:
         """Prompts that count for no configuration."""
         return looping_prompts(self.baseline.measurement, self.repetition_expected)
 
-    def choose(self, measured: Sequence[TriedT], epsilon: float = DEFAULT_EPSILON) -> Choice[TriedT]:
+    def choose(
+        self,
+        measured: Sequence[TriedT],
+        epsilon: float = DEFAULT_EPSILON,
+        gains: Mapping[str, float] = MappingProxyType({}),
+    ) -> Choice[TriedT]:
         """The configuration to certify; see ``choose_candidate``. No speculation means that there is none.
 
         Args:
             measured: Every trial with a measurement, the baseline's among them.
             epsilon: Gains that are closer are equal.
+            gains: Better estimates than the measured gains, by the configuration's key.
         """
         return choose_candidate(
             measured,
@@ -56,6 +63,7 @@ class Evidence:
             epsilon=epsilon,
             left_out=self.looping_prompts,
             speedup=at_load("speedup", self.concurrency),
+            gains=gains,
         )
 
     def decide(

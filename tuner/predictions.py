@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tuner.cost_model import CostModel, plain_round_ms
 from tuner.errors import MeasurementError
-from tuner.forecast import Candidate, Forecast, Key
+from tuner.forecast import Candidate, Forecast, Key, Outlook
 from tuner.metrics import summarize
 from tuner.objective import OBJECTIVES, THROUGHPUT, Objective, at_load
 from tuner.prediction import (
@@ -105,6 +105,17 @@ class Predictions:
         priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items()}
         others = {load: one.sharpened(at_load.get(load, {})) for load, one in self.at_load.items()}
         return replace(self._priced(self.baseline, priced, costs), at_load=others)
+
+    def outlook(
+        self, measured: Mapping[Key, float], errors: Mapping[Key, float] = MappingProxyType({})
+    ) -> Outlook | None:
+        """What measurements and predictions together say of end-to-end latency; None without predictions.
+
+        Args:
+            measured: As in ``sharpened``, of predictions that are not sharpened yet.
+            errors: Relative sd of measurements, where it is known.
+        """
+        return self._forecast(OBJECTIVES["e2e_ms"]).outlook(measured, errors=errors) if self.paths else None
 
     # ── one configuration ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -54,6 +54,12 @@ def test_of_a_tie_the_simplest_is_chosen_and_the_others_are_named():
     assert names(choose(*tried)) == ["ngram k=6", "eagle k=3", "small k=2"]
 
 
+def test_an_estimate_from_all_measurements_goes_before_the_measured_gain():
+    tried = ((NGRAM, 1.50, run(1.5)), (EAGLE, 1.4, run(1.4)))
+    assert names(choose(*tried)) == ["ngram k=6"]
+    assert names(choose(*tried, gains={NGRAM.key: 1.3})) == ["eagle k=3"]
+
+
 def test_what_the_paired_comparison_can_tell_apart_is_no_tie_however_close():
     # 0.5 % apart on every prompt alike: no interval is narrower.
     assert names(choose((MODEL, 1.407, run(1.407)), (EAGLE, 1.4, run(1.4)))) == ["small k=2"]
