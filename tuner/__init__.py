@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from tuner.driver import SearchResult as SearchResult
     from tuner.errors import TunerError as TunerError
     from tuner.observer import Observer as Observer
+    from tuner.samplers import ReplaySampler as ReplaySampler
     from tuner.speculation import Speculation as Speculation
 
 _PUBLIC = {
     "Observer": "tuner.observer",
     "PredictedStudy": "tuner.driver",
+    "ReplaySampler": "tuner.samplers",
     "SearchOptions": "tuner.api",
     "SearchResult": "tuner.driver",
     "Speculation": "tuner.speculation",
@@ -37,6 +39,7 @@ _PUBLIC = {
 __all__ = [
     "Observer",
     "PredictedStudy",
+    "ReplaySampler",
     "SearchOptions",
     "SearchResult",
     "Speculation",

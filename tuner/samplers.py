@@ -197,12 +197,13 @@ class ReplaySampler(BaseSampler):
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Stop ``study.optimize`` once nothing is worth another trial."""
+        """Stop ``study.optimize`` once nothing is worth another trial beside those that run."""
         self._fallback.after_trial(study, trial, state, values)
         ended = copy(trial)  # Optuna stores its state only after this call
         ended.state, ended.values = state, values
         others = [one for one in study.get_trials(deepcopy=False) if one.number != trial.number]
-        if self._finished([*others, ended]):
+        trials = [*others, ended]
+        if not (self._unpredicted(self._open_keys(trials)) or self._worth_measuring(trials)):
             with suppress(RuntimeError):  # an ask-and-tell loop has nothing to stop
                 study.stop()
 
