@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.objective import at_load, figures_at
 from tuner.speculation import Speculation
 from tuner.store import TrialRecord, TrialState
 
@@ -24,7 +25,7 @@ class Comparison:
 
     trial: int
     speculation: Speculation
-    predicted: Mapping[str, float]
+    predicted: Mapping[str, float | None]
     measured: Mapping[str, float | None]
 
     def difference(self, name: str) -> float | None:
@@ -49,18 +50,23 @@ def _log_error(figures: Mapping[str, float | None]) -> float | None:
     return math.log(high / low) / (2 * NORMAL_95) if low and high else None
 
 
-def comparisons(trials: Sequence[TrialRecord]) -> tuple[Comparison, ...]:
-    """Every measured configuration beside its prediction, in the order of the trials; repeats are left out."""
-    return tuple(_comparisons(trials))
+def comparisons(trials: Sequence[TrialRecord], load: int | None = None) -> tuple[Comparison, ...]:
+    """Every measured configuration beside its prediction, in the order of the trials; repeats are left out.
+
+    Args:
+        trials: Of a study.
+        load: Requests in flight; None for the workload's own number.
+    """
+    return tuple(_comparisons(trials, at_load("speedup", load), load))
 
 
-def _comparisons(trials: Sequence[TrialRecord]) -> Iterator[Comparison]:
+def _comparisons(trials: Sequence[TrialRecord], speedup: str, load: int | None) -> Iterator[Comparison]:
     for trial in trials:
         is_first = trial.state is TrialState.COMPLETE and trial.duplicate_of is None
-        if is_first and "speedup" in trial.predicted and trial.metrics.get("speedup") is not None:
+        if is_first and speedup in trial.predicted and trial.metrics.get(speedup) is not None:
             yield Comparison(
                 trial=trial.number,
                 speculation=trial.speculation,
-                predicted=trial.predicted,
-                measured=trial.metrics,
+                predicted=figures_at(trial.predicted, load),
+                measured=figures_at(trial.metrics, load),
             )

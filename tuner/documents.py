@@ -88,7 +88,9 @@ def result_document(result: StudyResult) -> dict[str, Any]:
         "baseline": None if result.baseline is None else trial_document(result.baseline),
         "recommended": None if result.recommended is None else trial_document(result.recommended),
         "stopped": None if result.stopped is None else asdict(result.stopped),
-        "predicted_against_measured": [_comparison_document(one) for one in comparisons(result.trials)],
+        "predicted_against_measured": [
+            _comparison_document(one) for one in comparisons(result.trials, decision.concurrency if decision else None)
+        ],
         "pareto": [_member_document(entry) for entry in result.pareto],
         "trials": [trial_document(trial) for trial in result.trials],
         "created_at": result.study.created_at.isoformat(),

@@ -83,6 +83,7 @@ class PredictedStudy:
         predictions: Sharpened by the configurations that were measured, if any were.
         configurations: Of the search space, no speculation not among them.
         gaps: Those without a prediction, each with the reason.
+        concurrency: Requests in flight at which a search would decide; None for the workload's own number.
     """
 
     study: StudyRecord
@@ -90,6 +91,7 @@ class PredictedStudy:
     predictions: Predictions
     configurations: tuple[Speculation, ...] = ()
     gaps: Mapping[Speculation, str] = field(default_factory=dict)
+    concurrency: int | None = None
 
 
 def new_study(plan: SearchPlan, provenance: Mapping[str, Any] | None = None) -> StudyRecord:
@@ -146,6 +148,7 @@ class Search:
             predictions=predictions,
             configurations=configurations,
             gaps=predictions.gaps(configurations, traces),
+            concurrency=deciding(self._plan.objectives).load,
         )
 
     def _begin(self) -> tuple[BaselineResult, tuple[TraceResult, ...]]:

@@ -16,6 +16,7 @@ from tuner.predictions import Predictions
 from tuner.speculation import Speculation
 from tuner.store import TrialState
 from tuner.tables import ABSENT, WIDE, Cell, Column, fitted_table, number, row, with_limits
+from tuner.verdict import spoken_load
 
 FASTEST_SHOWN = 10
 
@@ -31,6 +32,11 @@ class PredictedSpace(PredictedResult, Protocol):
     @property
     def gaps(self) -> Mapping[Speculation, str]:
         """Those without a prediction, each with the reason."""
+        ...
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests in flight at which a search would decide; None for the workload's own number."""
         ...
 
 
@@ -56,7 +62,8 @@ class PredictedRow:
 
 def predicted_rows(result: PredictedSpace) -> tuple[PredictedRow, ...]:
     """Every configuration of the space that has a prediction, fastest first."""
-    chances = _chances(result.predictions, result.configurations)
+    predictions = result.predictions.at(result.concurrency)
+    chances = _chances(predictions, result.configurations)
     found = [
         PredictedRow(
             speculation=one,
@@ -64,7 +71,7 @@ def predicted_rows(result: PredictedSpace) -> tuple[PredictedRow, ...]:
             chance=chances.get((one.draft_name, one.drafted_tokens)),
         )
         for one in result.configurations
-        if (prediction := result.predictions.of_configuration(one)) is not None
+        if (prediction := predictions.of_configuration(one)) is not None
     ]
     return tuple(sorted(found, key=lambda one: -one.prediction.speedup))
 
@@ -95,6 +102,7 @@ def prediction_sentence(result: PredictedSpace, rows: Sequence[PredictedRow]) ->
     best = rows[0].prediction
     name, gain = rows[0].speculation.label, f"{best.speedup:.2f} times the speed"
     limits = f"(95 % interval {best.speedup_low:.2f} to {best.speedup_high:.2f})"
+    limits = f"{spoken_load(result.concurrency).lstrip()} {limits}".lstrip()
     told = (
         f"Predicted fastest: {name}, {gain} of no speculation end to end {limits}"
         if best.speedup > 1
@@ -143,7 +151,7 @@ def prediction_table(
     shown = _in_order(result, rows) if all_rows else _foremost(rows)
     caption = "" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} configurations; --all shows every one"
     lines = [row(partial(_cells, one), "bold" if one is rows[0] else "") for one in shown]
-    plain = row(partial(_plain_cells, result.predictions, chance_of_none(rows)))
+    plain = row(partial(_plain_cells, result.predictions.at(result.concurrency), chance_of_none(rows)))
     return fitted_table(_COLUMNS, [plain, *lines], width, dispensable=("rate", "waste", "ttft", "e2e"), caption=caption)
 
 

@@ -145,7 +145,7 @@ class Predictions:
 
     def values(self, speculation: Speculation, objectives: Sequence[Objective]) -> dict[str, float] | None:
         """Predicted objective values; None unless every objective can be predicted."""
-        found = {one.name: one.value_in(self._at(one.load).metrics(speculation)) for one in objectives}
+        found = {one.name: one.value_in(self.at(one.load).metrics(speculation)) for one in objectives}
         known = {name: value for name, value in found.items() if value is not None}
         return known if len(known) == len(found) else None
 
@@ -177,7 +177,7 @@ class Predictions:
     def forecasts(self, objectives: Sequence[Objective]) -> dict[int, Forecast]:
         """A forecast for each objective that is predicted within limits, by its position."""
         return {
-            index: self._at(objective.load)._forecast(objective)
+            index: self.at(objective.load)._forecast(objective)
             for index, objective in enumerate(objectives)
             if objective.name not in EXACT and self._is_predicted(objective)
         }
@@ -187,10 +187,11 @@ class Predictions:
         return tuple(one for one in objectives if one.name not in EXACT and not self._is_predicted(one))
 
     def _is_predicted(self, objective: Objective) -> bool:
-        predicted = self._at(objective.load).by_configuration.values()
+        predicted = self.at(objective.load).by_configuration.values()
         return bool(predicted) and all(objective.value_in(one.columns) for one in predicted)
 
-    def _at(self, load: int | None) -> Predictions:
+    def at(self, load: int | None) -> Predictions:
+        """Those for that many requests in flight, empty where there are none; None for the workload's own number."""
         return self if load is None else self.at_load.get(load, Predictions(by_configuration={}))
 
     def _forecast(self, objective: Objective) -> Forecast:

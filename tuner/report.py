@@ -103,7 +103,7 @@ _COMPARED = (
 
 def comparison_table(result: StudyResult, width: int = WIDE) -> Table | None:
     """What was predicted of each measured configuration beside what was measured; None where nothing was."""
-    found = comparisons(result.trials)
+    found = comparisons(result.trials, result.decision.concurrency if result.decision else None)
     rows = [row(partial(_compared, one), "" if one.agrees is not False else "yellow") for one in found]
     if not rows:
         return None

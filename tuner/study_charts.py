@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.charts import AccuracyChart, AccuracyPoint, ChartPoint, DraftCurve, SpeedChart, write_charts
 from tuner.comparison import comparisons
 from tuner.decide import Decision
 from tuner.documents import PredictedResult, StudyResult, verdict_sentence
+from tuner.forecast import Key
+from tuner.objective import at_load, figures_at
+from tuner.prediction import Prediction
 from tuner.store import StudyRecord, TrialRecord, TrialState
 from tuner.tables import number
 
@@ -19,24 +23,32 @@ def write_study(result: StudyResult, path: Path) -> None:
     Raises:
         ConfigurationError: The folder does not exist or cannot be written.
     """
-    write_charts(speed_chart(result), path, accuracy_chart(result.trials))
+    load = None if result.decision is None else result.decision.concurrency
+    write_charts(speed_chart(result), path, accuracy_chart(result.trials, load))
 
 
-def write_prediction(result: PredictedResult, sentence: str, path: Path) -> None:
+def write_prediction(result: PredictedResult, sentence: str, path: Path, load: int | None = None) -> None:
     """Write the page of a study of which there are predictions only, with that sentence under the title.
+
+    Args:
+        result: The study.
+        sentence: What is predicted.
+        path: An HTML file.
+        load: Requests in flight; None for the workload's own number.
 
     Raises:
         ConfigurationError: The folder does not exist or cannot be written.
     """
-    write_charts(_speed_chart(result, sentence, None), path, accuracy_chart(result.trials))
+    write_charts(_speed_chart(result, sentence, None, load), path, accuracy_chart(result.trials, load))
 
 
 def speed_chart(result: StudyResult) -> SpeedChart:
     """Speed-up over drafted tokens, per draft: predicted, measured and certified."""
-    return _speed_chart(result, verdict_sentence(result), result.decision)
+    load = None if result.decision is None else result.decision.concurrency
+    return _speed_chart(result, verdict_sentence(result), result.decision, load)
 
 
-def accuracy_chart(trials: Sequence[TrialRecord]) -> AccuracyChart | None:
+def accuracy_chart(trials: Sequence[TrialRecord], load: int | None = None) -> AccuracyChart | None:
     """Predicted against measured speed-ups; None where nothing was measured that had been predicted."""
     points = tuple(
         AccuracyPoint(
@@ -46,7 +58,7 @@ def accuracy_chart(trials: Sequence[TrialRecord]) -> AccuracyChart | None:
             measured=_gain(one.measured),
             note=f"trial {one.trial}",
         )
-        for one in comparisons(trials)
+        for one in comparisons(trials, load)
     )
     return AccuracyChart(points=points) if points else None
 
@@ -55,12 +67,14 @@ def _gain(figures: Mapping[str, float | None]) -> tuple[float, float | None, flo
     return figures["speedup"] or 0.0, figures.get("speedup_low"), figures.get("speedup_high")
 
 
-def _speed_chart(result: PredictedResult, sentence: str, decision: Decision | None) -> SpeedChart:
+def _speed_chart(result: PredictedResult, sentence: str, decision: Decision | None, load: int | None) -> SpeedChart:
+    predicted = result.predictions.at(load).by_configuration
+    measured = [replace(one, metrics=figures_at(one.metrics, load)) for one in _measured(result, load)]
     curves = [
         DraftCurve(
             draft_name=name,
-            predicted=tuple(_predicted_points(result, name)),
-            measured=tuple(_point(one) for one in _measured(result) if one.speculation.draft_name == name),
+            predicted=tuple(_predicted_points(predicted, name)),
+            measured=tuple(_point(one, load) for one in measured if one.speculation.draft_name == name),
             certified=_certified_point(decision, name),
         )
         for name in _draft_names(result)
@@ -73,8 +87,8 @@ def _draft_names(result: PredictedResult) -> tuple[str, ...]:
     return tuple(sorted(tried | {name for name, _ in result.predictions.by_configuration}))
 
 
-def _predicted_points(result: PredictedResult, draft_name: str) -> Iterator[ChartPoint]:
-    for (name, tokens), prediction in sorted(result.predictions.by_configuration.items()):
+def _predicted_points(predicted: Mapping[Key, Prediction], draft_name: str) -> Iterator[ChartPoint]:
+    for (name, tokens), prediction in sorted(predicted.items()):
         if name == draft_name:
             yield ChartPoint(
                 drafted_tokens=tokens,
@@ -85,14 +99,14 @@ def _predicted_points(result: PredictedResult, draft_name: str) -> Iterator[Char
             )
 
 
-def _measured(result: PredictedResult) -> Iterator[TrialRecord]:
+def _measured(result: PredictedResult, load: int | None) -> Iterator[TrialRecord]:
     for trial in result.trials:
         is_first = trial.state is TrialState.COMPLETE and trial.duplicate_of is None
-        if is_first and not trial.speculation.is_baseline and trial.metrics.get("speedup") is not None:
+        if is_first and not trial.speculation.is_baseline and trial.metrics.get(at_load("speedup", load)) is not None:
             yield trial
 
 
-def _point(trial: TrialRecord) -> ChartPoint:
+def _point(trial: TrialRecord, load: int | None) -> ChartPoint:
     metrics = trial.metrics
     return ChartPoint(
         drafted_tokens=trial.speculation.drafted_tokens,
@@ -100,7 +114,7 @@ def _point(trial: TrialRecord) -> ChartPoint:
         low=metrics.get("speedup_low"),
         high=metrics.get("speedup_high"),
         note=f"trial {trial.number}: {_acceptance(metrics)}",
-        before=_before(trial.predicted),
+        before=_before(figures_at(trial.predicted, load)) if at_load("speedup", load) in trial.predicted else "",
     )
 
 
@@ -110,10 +124,8 @@ def _acceptance(figures: Mapping[str, float | None]) -> str:
     return f"acceptance rate {rate}, mean acceptance length {length}"
 
 
-def _before(predicted: Mapping[str, float]) -> str:
-    speedup, low, high = (predicted.get(name) for name in ("speedup", "speedup_low", "speedup_high"))
-    if speedup is None:
-        return ""
+def _before(predicted: Mapping[str, float | None]) -> str:
+    speedup, low, high = _gain(predicted)
     limits = "" if low is None or high is None else f", {low:.2f} to {high:.2f}"
     return f"predicted before: {speedup:.2f} ×{limits}"
 

@@ -76,7 +76,7 @@ def _show(asked: SearchOptions, result: PredictedStudy, plot: Path | None, *, al
 
     rows = report.predicted_rows(result)
     sentence = report.prediction_sentence(result, rows)
-    path = drawn(result.study.name, plot, partial(write_prediction, result, sentence))
+    path = drawn(result.study.name, plot, partial(write_prediction, result, sentence, load=result.concurrency))
     command = options.search_command(asked)
     if as_json:
         where = None if path is None else str(path)
