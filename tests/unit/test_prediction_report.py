@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tests.support.simulated import SimulatedEngine, World
 from tests.support.simulated_studies import a_plan
+from tests.support.study_results import a_prediction
 from tuner.dispatch import InlineDispatcher
 from tuner.driver import PredictedStudy, Search
 from tuner.prediction_report import (
@@ -122,6 +123,14 @@ def test_the_sentence_says_the_best_its_interval_and_that_it_is_no_recommendatio
         r"This is a prediction and no recommendation: only no speculation was measured\.",
         prediction_sentence(predicted, rows),
     )
+
+
+def test_a_search_that_decides_at_another_load_is_predicted_there(predicted: PredictedStudy) -> None:
+    busy = Predictions(by_configuration={("heavy", 2): a_prediction("heavy", 2, 1.4)})
+    result = replace(predicted, concurrency=8, predictions=replace(predicted.predictions, at_load={8: busy}))
+    (row,) = predicted_rows(result)
+    assert (row.speculation.label, row.figures["speedup"]) == ("heavy k=2", 1.4)
+    assert "end to end with 8 requests in flight (95 % interval 1.33 to" in prediction_sentence(result, [row])
 
 
 def test_where_nothing_gains_the_sentence_says_so(studies: Studies) -> None:

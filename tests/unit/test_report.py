@@ -20,12 +20,14 @@ from tests.support.study_results import (
     REPEATED,
     AResult,
     a_decision,
+    a_prediction,
     a_result,
     a_trial,
 )
 from tuner.comparison import Comparison, comparisons
 from tuner.decide import Verdict
 from tuner.documents import NO_VERDICT, result_document, verdict_sentence
+from tuner.predictions import Predictions
 from tuner.report import (
     comparison_table,
     front_table,
@@ -240,6 +242,25 @@ def test_comparisons_leave_out_repeats_failures_and_what_was_not_predicted() -> 
     assert [one.trial for one in found] == [1]
     assert found[0].difference("speedup") == pytest.approx(1.154 / 1.18 - 1)
     assert found[0].difference("ttft_ms_mean") is None
+
+
+def test_a_study_of_several_loads_is_compared_at_the_one_that_its_verdict_is_about() -> None:
+    at_eight = {"speedup@8": 0.9, "speedup_low@8": 0.85, "speedup_high@8": 0.95}
+    busy = replace(GOOD, metrics={**GOOD.metrics, **at_eight}, predicted={**GOOD.predicted, "speedup@8": 0.8})
+    predictions = Predictions(
+        by_configuration={("eagle", 3): a_prediction("eagle", 3, 1.2)},
+        at_load={8: Predictions(by_configuration={("eagle", 3): a_prediction("eagle", 3, 0.8)})},
+    )
+    result = a_result(a_decision(concurrency=8), trials=(BASELINE, busy, GOOD), predictions=predictions)
+    (compared,) = strict(result_document(result))["predicted_against_measured"]
+    assert compared["figures"]["speedup"]["difference"] == pytest.approx(0.9 / 0.8 - 1)
+    assert "+12.5 %" in text_of(comparison_table(result), 120)
+    (curve,) = speed_chart(result).curves
+    assert [point.speedup for point in curve.predicted] == [0.8]
+    assert [(point.speedup, point.low) for point in curve.measured] == [(0.9, 0.85)]
+    chart = accuracy_chart(result.trials, 8)
+    assert chart is not None
+    assert [(one.predicted[0], one.measured[0]) for one in chart.points] == [(0.8, 0.9)]
 
 
 def members(count: int) -> tuple[ParetoEntry, ...]:
