@@ -78,34 +78,46 @@ def decide(
     _refuse_forced_lengths(*(side for load in loads for side in (load.baseline, load.candidate)))
     looping = frozenset[str]().union(*(looping_prompts(load.baseline, repetition_expected) for load in loads))
     pooled = pool_loads(loads, looping, seed)
-    baseline, other = pooled.baseline, pooled.candidate
-    physics = physics_check(baseline, other, left_out=looping, draft_cost_low=draft_cost_low, seed=seed)
-    lossless = losslessness(loads)
-    verdict, reason = _verdict(pooled.speedup, margin, _objections(baseline, other, lossless, physics))
-    needed = _prompts_needed(pooled, margin) if reason in (TOO_FEW, BOTH_ANSWERS) else None
-    alarm = acceptance_alarm(acceptance_interval(other, looping, seed), replayed_acceptance)
-    decision = Decision(
-        verdict=Verdict.TIE if verdict is Verdict.RECOMMEND and tied_with else verdict,
-        sentence="",
-        margin=margin,
+    physics = physics_check(
+        pooled.baseline, pooled.candidate, left_out=looping, draft_cost_low=draft_cost_low, seed=seed
+    )
+    alarm = acceptance_alarm(acceptance_interval(pooled.candidate, looping, seed), replayed_acceptance)
+    decision, reason = _judged(pooled, physics, losslessness(loads), margin)
+    decision = replace(
+        decision,
+        verdict=Verdict.TIE if decision.verdict is Verdict.RECOMMEND and tied_with else decision.verdict,
         candidate=candidate,
-        speedup=pooled.speedup,
         speedup_with_looping=pool_loads(loads, seed=seed).speedup if looping else pooled.speedup,
-        agreement=None if lossless is None else identical_outputs(baseline, other),
-        mean_acceptance_length=mean_acceptance_length(other),
-        physics=physics,
         looping_prompts=tuple(sorted(looping)),
-        failed_prompts=pooled.pairs.failed,
-        prompts_needed=needed,
         tied_with=tuple(tied_with),
-        seconds_needed=_seconds_needed(pooled, needed),
-        losslessness=lossless,
         loads=len(loads),
         concurrency=concurrency,
     )
-    amiss = (*alarms, *([] if alarm is None else [alarm]))
-    notes = notes_of(decision, loads, pooled.load_error)
-    return replace(decision, sentence=sentence_of(decision, reason), notes=amiss + notes)
+    notes = (*alarms, *([] if alarm is None else [alarm]), *notes_of(decision, loads, pooled.load_error))
+    return replace(decision, sentence=sentence_of(decision, reason), notes=notes)
+
+
+def _judged(
+    pooled: PooledLoads, physics: PhysicsCheck, lossless: Losslessness | None, margin: float
+) -> tuple[Decision, str]:
+    """The verdict on both sides as pooled, with what it rests on, and the reason for an open one."""
+    baseline, other = pooled.baseline, pooled.candidate
+    verdict, reason = _verdict(pooled.speedup, margin, _objections(baseline, other, lossless, physics))
+    needed = _prompts_needed(pooled, margin) if reason in (TOO_FEW, BOTH_ANSWERS) else None
+    decision = Decision(
+        verdict=verdict,
+        sentence="",
+        margin=margin,
+        speedup=pooled.speedup,
+        agreement=None if lossless is None else identical_outputs(baseline, other),
+        mean_acceptance_length=mean_acceptance_length(other),
+        physics=physics,
+        failed_prompts=pooled.pairs.failed,
+        prompts_needed=needed,
+        seconds_needed=_seconds_needed(pooled, needed),
+        losslessness=lossless,
+    )
+    return decision, reason
 
 
 def _refuse_forced_lengths(*sides: Measurement) -> None:

@@ -13,37 +13,29 @@ from typing import Any
 
 from tuner.decide import Decision, no_winner
 from tuner.dispatch import Dispatcher
-from tuner.errors import EngineError, InputError, MeasurementError, ModelError, StageTimeoutError
+from tuner.errors import EngineError, InputError, StageTimeoutError
 from tuner.evidence import Evidence
 from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
 from tuner.outcome import TrialOutcome, estimated_gains, front_members, seen_at, sharpened
 from tuner.plan import SearchPlan
-from tuner.predictions import Predictions, prompt_lengths, target_outputs, timed_at
+from tuner.predictions import Predictions, timed_at
 from tuner.records import (
     BaselineResult,
     CertifyResult,
     MeasureResult,
     StageKind,
-    TargetOutput,
     TraceResult,
     from_json,
     to_json,
 )
-from tuner.reuse import find_trace, find_transferred, keep_trace, referring, whole, with_doubt
 from tuner.samplers import REPLAY, make_sampler
 from tuner.speculation import Speculation
 from tuner.stages import StageRunner
 from tuner.stopping import Reason, Spent, StopKind
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore, utc_now
 from tuner.study import Asked, TrialLedger, distributions
-from tuner.trace_keys import TraceKey
-from tuner.traces import TraceRecord
-from tuner.transfer import key_of_stand_in
-
-INEXACT_NOTICE = (
-    "replay does not give this engine's own rounds: acceptance is measured, and predictions have wider limits"
-)
+from tuner.tracing import Tracer
 
 MAX_REPEATS_IN_A_ROW = 3
 """After so many repeated suggestions the best untried prediction is enqueued instead of asking on."""
@@ -117,6 +109,7 @@ class Search:
         self._observer = observer or SilentObserver()
         self._stages = StageRunner(store, dispatcher, self._observer)
         self._study = new_study(plan, provenance)
+        self._tracer = Tracer(plan, store, self._stages, self._observer, self._study.provenance)
 
     def run(self) -> SearchResult:
         """Go on from wherever the study is, to its verdict.
@@ -157,7 +150,7 @@ class Search:
         for notice in self._plan.notices:
             self._observer.notice(notice)
         baseline = self._run_baseline()
-        return baseline, self._trace_all(baseline)
+        return baseline, self._tracer.trace_all(baseline)
 
     # ── baseline and predictions ──────────────────────────────────────────────────────────────────────────────
 
@@ -171,75 +164,6 @@ class Search:
         if row.state is TrialState.RUNNING:
             self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
         return result
-
-    def _trace_all(self, baseline: BaselineResult) -> tuple[TraceResult, ...]:
-        try:
-            outputs = target_outputs(baseline.measurement, self._plan.workload.search_sample())
-        except MeasurementError as error:
-            self._observer.notice(f"nothing can be predicted: {error.message}")
-            return ()
-        if not self._plan.replay_is_exact:
-            self._observer.notice(INEXACT_NOTICE)
-        traces = []
-        for name in self._plan.space.draft_names:
-            try:
-                traces.append(self._trace(name, outputs, baseline))
-            except (EngineError, ModelError) as error:
-                self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
-        return tuple(traces)
-
-    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], baseline: BaselineResult) -> TraceResult:
-        """The draft's trace: from the store where any study made it, else made now; its steps are timed here.
-
-        An engine that cannot time steps cannot replay either: other numerics' traces serve it, with wider limits.
-        """
-        own = self._plan.trace_key(draft, outputs, baseline.measurement.environment)
-        is_timed = baseline.verify is not None
-        found = find_trace(self._store, own, self._plan.deepest)
-        if found is None and not is_timed:
-            found = find_transferred(self._store, own, self._plan.deepest)
-        task = self._plan.trace_task(
-            draft, () if found else outputs, prompt_lengths(baseline.measurement), is_timed=is_timed
-        )
-        if not self._stages.is_done(task):
-            self._tell_source(draft, found, own, is_timed=is_timed)
-
-        def kept(result: bytes) -> bytes:
-            made = from_json(TraceResult, result)
-            key = own if is_timed else key_of_stand_in(own, self._plan.deepest)
-            known = referring(made, found) if found else self._keep_trace(made, key)
-            return to_json(with_doubt(self._store, known, own, replay_is_exact=self._plan.replay_is_exact))
-
-        return whole(self._store, from_json(TraceResult, self._stages.result_of(task, kept)))
-
-    def _tell_source(self, draft: str, found: TraceRecord | None, own: TraceKey, *, is_timed: bool) -> None:
-        """Say where a trace comes from, unless the engine makes it now."""
-        if found is not None and found.key == own.key:
-            self._observer.notice(f"{draft}: its acceptance trace {own.key} is in the database and is not made again")
-        elif found is not None:
-            origin = found.header["key"]["numerics"]["engine"]
-            self._observer.notice(
-                f"{draft}: predicted with wider limits from acceptance trace {found.key} in the database, "
-                f"which {origin!r} made"
-            )
-        elif not is_timed:
-            made = key_of_stand_in(own, self._plan.deepest)
-            how = f"a run at k={self._plan.deepest}" if made.source == "log" else f"a {made.numerics.engine}"
-            self._observer.notice(
-                f"{draft}: engine {self._plan.space.engine!r} cannot replay it, so it is traced by {how} "
-                "and predicted with wider limits"
-            )
-
-    def _keep_trace(self, made: TraceResult, key: TraceKey) -> TraceResult:
-        facts = self._study.provenance  # of those the trace gets none that names a place: it may be carried elsewhere
-        provenance = {
-            **{name: facts[name] for name in ("packages", "python", "platform", "machine") if name in facts},
-            "study": self._plan.name,
-            "target": self._plan.target_name,
-            "workload": self._plan.workload.name,
-            "made_at": utc_now().isoformat(),
-        }
-        return keep_trace(self._store, made, key, provenance)
 
     # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -163,3 +163,12 @@ def test_make_alone_lists_the_targets() -> None:
     targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert targets is not None
     assert [line.split()[0] for line in printed.splitlines()] == targets.group(1).split()
+
+
+def test_the_map_of_the_code_names_every_module_once() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = text.split("## Where things are")[1].split("## ")[0].split("|---|---|")[1]
+    named = re.findall(r"`([a-z_]+)`", rooms)
+    here = {path.stem for path in (ROOT / "tuner").glob("*.py")}
+    here |= {path.name for path in (ROOT / "tuner").iterdir() if (path / "__init__.py").is_file()}
+    assert sorted(named) == sorted(here)
