@@ -41,7 +41,7 @@ OPTIONS = (
     *("-w", "mine.yaml", "--target", "t", "--draft", "a", "--draft", "b c", "--prompts", "p.jsonl"),
     *("--space", "s.yaml", "--quick", "--objective", "ttft_ms", "--name", "n", "--threads", "1"),
     *("--weight-format", "fp32", "--storage", "sqlite://", "--stage-deadline", "60", "--ray-address", "auto"),
-    *("--dispatch", "inline"),
+    *("--price-per-hour", "1.34", "--dispatch", "inline"),
 )
 
 

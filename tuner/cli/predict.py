@@ -31,6 +31,7 @@ def predict(
     space: options.Space = "cpu-default",
     quick: options.Quick = False,
     objective: options.Objectives = None,
+    price_per_hour: options.PricePerHour = None,
     name: options.Name = None,
     threads: options.Threads = None,
     weight_format: options.WeightFormat = "auto",
