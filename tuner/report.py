@@ -96,8 +96,8 @@ _COMPARED = (
     Column(name="predicted", title="predicted speed-up\n(95 % interval)", narrow_title="pre-\ndicted"),
     Column(name="measured", title="measured\n(95 % interval)", narrow_title="mea-\nsured"),
     Column(name="difference", title="difference", narrow_title="differ-\nence"),
-    Column(name="tpot", title="TPOT ms\npredicted /\nmeasured", narrow_title="TPOT\nms"),
-    Column(name="length", title="acc. length\nreplayed /\nmeasured", narrow_title="accept.\nlength"),
+    Column(name="tpot", title="TPOT ms\npredicted /\nmeasured", narrow_title="TPOT\npred. /\nmeas."),
+    Column(name="length", title="acc. length\nreplayed /\nmeasured", narrow_title="length\nrepl. /\nmeas."),
 )
 
 
@@ -108,7 +108,7 @@ def comparison_table(result: StudyResult, width: int = WIDE) -> Table | None:
     if not rows:
         return None
     told = [one.agrees for one in found if one.agrees is not None]
-    caption = f"predicted and measured agree within their intervals: {sum(told)} of {len(told)}" if told else ""
+    caption = f"{sum(told)} of {len(told)} agree within their intervals" if told else ""
     return fitted_table(_COMPARED, rows, width, dispensable=("length", "tpot"), caption=caption)
 
 
