@@ -2,97 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState as OptunaState
 
-from tests.support.observed import prompts
-from tests.support.simulated import SimulatedEngine, World
+from tests.support.bench import SPACE, Bench, StopError, a_plan, a_world, stopping
+from tests.support.simulated import SimulatedEngine
 from tuner.api import SearchOptions, run_search
 from tuner.decide import Verdict
 from tuner.dispatch import InlineDispatcher, StageStatus
-from tuner.driver import Search, SearchResult
+from tuner.driver import Search
 from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostError
-from tuner.objective import DEFAULT_OBJECTIVES, parse_objectives
+from tuner.objective import parse_objectives
 from tuner.observer import SilentObserver
 from tuner.plan import SearchPlan
 from tuner.records import StageKind
-from tuner.search_space import Draft, DraftTokens, SearchSpace
+from tuner.search_space import DraftTokens
 from tuner.settings import read_settings
-from tuner.speculation import NO_SPECULATION, Method
+from tuner.speculation import NO_SPECULATION
 from tuner.stages import MAX_ATTEMPTS
 from tuner.stopping import Budget, Reason, Standing, StopKind
-from tuner.store import MemoryStore, StageRecord, TrialState, TrialStore
+from tuner.store import TrialState
 from tuner.study import TrialLedger
 from tuner.trial import StageTask
-from tuner.workload import Workload
-
-SPACE = SearchSpace(
-    name="two-drafts",
-    description="A good draft and a bad one.",
-    engine="simulated",
-    drafts=(
-        Draft(name="good", method=Method.DRAFT_MODEL, model="good"),
-        Draft(name="bad", method=Method.DRAFT_MODEL, model="bad"),
-    ),
-    num_speculative_tokens=DraftTokens(min=1, max=6),
-)
-
-
-def a_world(**changes: object) -> World:
-    world = World(hit_rates={"good": 0.8, "bad": 0.05}, draft_ms={"good": 1.0, "bad": 1.0})
-    for name, value in changes.items():
-        setattr(world, name, value)
-    return world
-
-
-def a_plan(**changes: object) -> SearchPlan:
-    workload = Workload(
-        name="simulated",
-        description="prompts without text",
-        limits_reason="a test",
-        prompts=tuple(prompts(24)),
-        search_prompts=12,
-        certify_prompts=12,
-        max_output_tokens=40,
-    )
-    plan = SearchPlan(
-        name="study",
-        target_model="target",
-        target_name="target",
-        draft_folders={"good": "good", "bad": "bad"},
-        fingerprints={"target": "0", "good": "1", "bad": "2"},
-        workload=workload,
-        space=SPACE,
-        objectives=DEFAULT_OBJECTIVES,
-        cache_dir="unused",
-    )
-    return replace(plan, **changes)  # type: ignore[arg-type]
-
-
-class Bench:
-    """Everything that outlives one run of a search: the store, Optuna's storage, the world."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.store: TrialStore = MemoryStore()
-        self.optuna_storage = optuna.storages.InMemoryStorage()
-        self.dispatcher = InlineDispatcher()
-
-    def ledger(self, plan: SearchPlan) -> TrialLedger:
-        return TrialLedger.open(self.optuna_storage, plan.name, plan.space, plan.objectives)
-
-    def run(self, plan: SearchPlan) -> SearchResult:
-        return Search(plan, self.store, self.ledger(plan), self.dispatcher).run()
-
-    @property
-    def optuna_trials(self) -> list[optuna.trial.FrozenTrial]:
-        return optuna.load_study(study_name="study", storage=self.optuna_storage).get_trials()
 
 
 @pytest.fixture
@@ -221,98 +155,6 @@ def test_samplers_that_cannot_tell_say_no_standing(bench: Bench) -> None:
     assert listening(bench, a_plan(sampler="random", budget=Budget(max_trials=2))).standings == []
 
 
-# ── what a search may use ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_more_trials_go_on_with_an_ended_study(bench: Bench) -> None:
-    first = bench.run(a_plan(sampler="random", budget=Budget(max_trials=2)))
-    assert (len(first.trials), first.stopped.text) == (2, "2 configurations were tried, the limit is 2")
-    bench.world.loads.clear()
-    second = bench.run(a_plan(sampler="random", budget=Budget(max_trials=4)))
-    assert second.trials[:2] == first.trials
-    assert second.stopped == Reason(kind=StopKind.MAX_TRIALS, text="4 configurations were tried, the limit is 4")
-    assert first.trials[1].speculation.label not in bench.world.loads[:2]
-
-
-def test_fewer_trials_than_were_measured_measure_nothing_and_decide_again(bench: Bench) -> None:
-    first = bench.run(a_plan(sampler="random", budget=Budget(max_trials=4)))
-    bench.world.loads.clear()
-    second = bench.run(a_plan(sampler="random", budget=Budget(max_trials=2)))
-    assert second.trials == first.trials
-    assert bench.world.loads == []
-
-
-def test_a_smaller_epsilon_goes_on_with_an_ended_study(bench: Bench) -> None:
-    coarse = bench.run(a_plan(epsilon=0.9))
-    assert coarse.stopped.text == "no other configuration can be more than 90 % faster than no speculation (95 % sure)"
-    fine = bench.run(a_plan(epsilon=0.01))
-    assert fine.trials[0] == coarse.trials[0]
-    assert len(fine.trials) == 2
-
-
-def test_where_nothing_is_worth_it_any_more_that_is_said_and_not_the_limit(bench: Bench) -> None:
-    result = bench.run(a_plan(budget=Budget(max_trials=2)))
-    assert (len(result.trials), result.stopped.kind) == (2, StopKind.NOTHING_WORTH_IT)
-
-
-def test_compiles_are_limited_as_trials_are(bench: Bench) -> None:
-    result = bench.run(a_plan(sampler="random", budget=Budget(max_trials=6, max_compiles=3)))
-    assert len(result.trials) == 3
-    assert result.stopped.text == "3 configurations were compiled, the limit is 3"
-
-
-def an_hour_a_stage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage that is stored from now on took an hour."""
-    save_stage = bench.store.save_stage
-
-    def save(stage: StageRecord) -> None:
-        hour = timedelta(hours=1)
-        save_stage(stage if stage.ended_at is None else replace(stage, ended_at=stage.started_at + hour))
-
-    monkeypatch.setattr(bench.store, "save_stage", save)
-
-
-def test_minutes_are_those_of_all_stages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
-    # the baseline and two traces take three hours, and the first configuration makes it four
-    result = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
-    assert len(result.trials) == 2
-    assert result.stopped == Reason(
-        kind=StopKind.MAX_MINUTES, text="240.0 minutes of measuring were used, the limit is 240"
-    )
-
-
-def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
-    plan = a_plan(sampler="random", budget=Budget(max_trials=9, max_minutes=300))
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.store, "save_trial", stopping(bench.store.save_trial, 3))  # stopped after four hours
-        with pytest.raises(StopError):
-            bench.run(plan)
-    assert len([one for one in bench.store.stages("study") if one.ended_at is not None]) == 4
-    assert bench.run(plan).stopped.text == "300.0 minutes of measuring were used, the limit is 300"
-    measured = [one for one in bench.store.stages("study") if one.kind is StageKind.MEASURE]
-    assert len(measured) == 2
-
-
-def test_the_final_comparison_is_not_counted_when_more_minutes_are_given(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    an_hour_a_stage(bench, monkeypatch)
-    first = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
-    assert first.certified is not None
-    second = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=300)))
-    assert len(second.trials) == len(first.trials) + 1
-    assert second.stopped.text == "300.0 minutes of measuring were used, the limit is 300"
-
-
-def test_cost_is_the_price_of_those_hours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
-    result = bench.run(a_plan(sampler="random", budget=Budget(max_cost=6.5, price_per_hour=1.5)))
-    assert result.stopped == Reason(kind=StopKind.MAX_COST, text="7.50 was spent, the limit is 6.5")
-    assert len(result.trials) == 3
-
-
 def test_a_configuration_that_cannot_run_is_told_once_with_a_penalty_and_its_reason(bench: Bench) -> None:
     bench.world.broken = frozenset({"good k=4"})
     space = SPACE.model_copy(update={"num_speculative_tokens": DraftTokens(min=1, max=4)})
@@ -333,23 +175,6 @@ def test_a_draft_that_cannot_be_traced_is_still_explored(bench: Bench) -> None:
     assert "bad" in {trial.speculation.draft_name for trial in result.trials if trial.state is TrialState.COMPLETE}
 
 
-class StopError(Exception):
-    """Ends the driver where a kill would."""
-
-
-def stopping(call: Callable[..., object], after: int) -> Callable[..., object]:
-    """The function, which works ``after`` times and then stops the driver before doing anything."""
-    calls = iter(range(after))
-
-    def maybe(*arguments: object) -> object:
-        if next(calls, None) is None:
-            raise StopError
-        return call(*arguments)
-
-    return maybe
-
-
-@pytest.mark.parametrize("method", ["save_stage", "save_trial", "conclude"])
 @pytest.mark.parametrize("after", [0, 1, 3, 6, 9])
 def test_a_search_stopped_anywhere_goes_on_and_repeats_no_measurement(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str, after: int
