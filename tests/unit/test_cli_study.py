@@ -98,7 +98,7 @@ def test_show_has_the_table_the_reasons_the_verdict_and_what_to_do_next(tuner: R
         ["1", "ngram", "4"],
         ["2", "shallow", "12"],
     ]
-    assert [line.split()[:6] for line in lines[compared:] if line[:2] == "1 "] == [
+    assert [line.split()[:6] for line in lines[compared:] if line.startswith("1  ngram")] == [
         ["1", "ngram", "4", "1.18", "(1.06–1.31)", "1.15"]
     ]
     assert "The search stopped: 6 configurations were tried, the limit is 6." in lines
