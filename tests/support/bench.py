@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
 from dataclasses import replace
 
 import optuna
@@ -97,6 +96,3 @@ def stopping(call: Callable[..., object], after: int) -> Callable[..., object]:
         return call(*arguments)
 
     return maybe
-
-
-@pytest.mark.parametrize("method", ["save_stage", "save_trial", "conclude"])

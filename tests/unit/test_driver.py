@@ -175,6 +175,7 @@ def test_a_draft_that_cannot_be_traced_is_still_explored(bench: Bench) -> None:
     assert "bad" in {trial.speculation.draft_name for trial in result.trials if trial.state is TrialState.COMPLETE}
 
 
+@pytest.mark.parametrize("method", ["save_stage", "save_trial", "conclude"])
 @pytest.mark.parametrize("after", [0, 1, 3, 6, 9])
 def test_a_search_stopped_anywhere_goes_on_and_repeats_no_measurement(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str, after: int
