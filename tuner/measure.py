@@ -198,7 +198,8 @@ def measure_blocks(
         ConfigurationError: ``order`` is not made of pairs AB and BA.
         MeasurementError: What an engine reported contradicts itself.
     """
-    groups = _groups(prompts, BLOCK_REQUESTS_PER_SLOT * limits.concurrency)
+    half = max(1, -(-len(prompts) // 2))  # of one block each, a slowing machine is a slow candidate
+    groups = _groups(prompts, min(BLOCK_REQUESTS_PER_SLOT * limits.concurrency, half))
     blocks = _blocks(order, len(groups))
     report = _Report(progress, 2 * len(prompts))
     sides = {

@@ -304,6 +304,13 @@ def test_blocks_alternate_over_prompts():
     assert len(result.baseline.warmup) == len(result.candidate.warmup) == warmup
 
 
+def test_many_in_flight_leave_each_side_two_blocks_at_least():
+    baseline, candidate, _ = two_engines()
+    together = MeasureLimits(max_output_tokens=5, concurrency=8)
+    assert measure_blocks(baseline, candidate, prompts(12), together).order == "ABBA"
+    assert measure_blocks(baseline, candidate, prompts(64), together).order == "ABBAABBA"
+
+
 def test_both_sides_run_the_same_prompts_once():
     baseline, candidate, _ = two_engines()
     result = measure_blocks(baseline, candidate, prompts(5), LIMITS)
