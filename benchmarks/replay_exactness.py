@@ -116,6 +116,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object
     console.print(expected_table(cells))
     return describe(greedy, sampled, cells) | {
         "target": folder.name,
+        "drafts": list(drafts),
         "workloads": list(WORKLOADS[: extent.workloads]),
         "drafted_tokens": list(extent.greedy),
         "logit_noise": LOGIT_NOISE,

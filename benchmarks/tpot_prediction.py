@@ -146,10 +146,26 @@ class Known:
     baseline: BaselineResult
     traces: tuple[TraceResult, ...]
 
-    @property
-    def predictions(self) -> Predictions:
-        """Of every configuration."""
-        return Predictions.of(self.baseline, self.traces)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One configuration's figures at the machine's speed of the baseline.
+
+    Attributes:
+        columns: As ``metrics.summarize`` names them.
+        slowdown: The machine's during the measurement; times are divided by it.
+    """
+
+    columns: Mapping[str, float | None]
+    slowdown: float
+
+    def figure(self, column: str) -> float:
+        """One of the columns.
+
+        Raises:
+            MeasurementError: It has no value.
+        """
+        return _known(self.columns[column])
 
 
 def measure_all(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
@@ -191,15 +207,16 @@ def score(
     """Predict and measure every configuration on one workload."""
     tasks = read_tasks(workload, extent)
     known = learn(shared, drafts, tasks, extent)
-    bar = progress.add_task(workload, total=len(tasks) * (1 + len(drafts) * len(extent.drafted_tokens)))
-    measured = measure_in_turn(shared, drafts, tasks, extent, lambda: progress.advance(bar))
-    slowdown = machine_slowdown(known.baseline.measurement, measured.pop(None))
-    at_reference = {
-        key: summarize(at_reference_speed(one, slowdown)) for key, one in measured.items() if key is not None
-    }
-    predictions = known.predictions
-    timed = {key: _known(columns["e2e_ms_mean"]) for key, columns in at_reference.items() if key[1] == extent.timed}
-    sharpened = predictions.sharpened(timed)
+    predictions = Predictions.of(known.baseline, known.traces)
+    bar = progress.add_task(workload, total=len(tasks) * (2 + len(drafts) * len(extent.drafted_tokens)))
+
+    def measured(ks: Sequence[int]) -> dict[Key, Measured]:
+        configurations = [replace(draft, drafted_tokens=k) for draft in drafts for k in ks]
+        return measure_in_turn(shared, configurations, tasks, known.baseline, lambda: progress.advance(bar))
+
+    timed = measured([extent.timed])
+    sharpened = predictions.sharpened({key: one.figure("e2e_ms_mean") for key, one in timed.items()})
+    others = measured([k for k in extent.drafted_tokens if k != extent.timed])
     return [
         Scored(
             workload=workload,
@@ -207,12 +224,12 @@ def score(
             drafted_tokens=key[1],
             from_steps=_known(predictions.by_configuration[key].tpot_ms),
             predicted=_known(sharpened.by_configuration[key].tpot_ms),
-            measured=_known(columns["tpot_ms_mean"]),
+            measured=one.figure("tpot_ms_mean"),
             is_timed=key in timed,
-            slowdown=slowdown,
-            mean_acceptance_length=_known(columns["mean_acceptance_length"]),
+            slowdown=one.slowdown,
+            mean_acceptance_length=one.figure("mean_acceptance_length"),
         )
-        for key, columns in at_reference.items()
+        for key, one in (timed | others).items()
     ]
 
 
@@ -251,23 +268,26 @@ def learn(shared: SharedTarget, drafts: Sequence[Speculation], tasks: Sequence[T
 
 def measure_in_turn(
     shared: SharedTarget,
-    drafts: Sequence[Speculation],
+    configurations: Sequence[Speculation],
     tasks: Sequence[Task],
-    extent: Extent,
+    baseline: BaselineResult,
     one_done: Callable[[], None],
-) -> dict[Key | None, Measurement]:
-    """Every configuration, and the baseline under None: each prompt is answered by all of them before the next."""
-    configured: dict[Key | None, Speculation] = {None: NO_SPECULATION}
-    for draft in drafts:
-        for k in extent.drafted_tokens:
-            configured[draft.draft_name, k] = replace(draft, drafted_tokens=k)
-    contenders = {
-        key: TunerContender(name=one.label, reference=NO_SPECULATION.label, loaded=shared.engine(one))
-        for key, one in configured.items()
+) -> dict[Key, Measured]:
+    """Every configuration beside the target alone: each prompt is answered by all of them before the next."""
+    contenders = [
+        TunerContender(name=one.label, reference=NO_SPECULATION.label, loaded=shared.engine(one))
+        for one in (NO_SPECULATION, *configurations)
+    ]
+    rows = run_in_turn(contenders, tasks, one_done)
+    found = {
+        contender.name: Measurement(requests=tuple(row[contender.name] for row in rows)) for contender in contenders
     }
-    rows = run_in_turn(list(contenders.values()), tasks, one_done)
+    slowdown = machine_slowdown(baseline.measurement, found[NO_SPECULATION.label])
     return {
-        key: Measurement(requests=tuple(row[contender.name] for row in rows)) for key, contender in contenders.items()
+        (one.draft_name, one.drafted_tokens): Measured(
+            columns=summarize(at_reference_speed(found[one.label], slowdown)), slowdown=slowdown
+        )
+        for one in configurations
     }
 
 

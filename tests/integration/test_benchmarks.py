@@ -95,7 +95,7 @@ def test_without_transformers_it_says_what_to_install() -> None:
 
 
 def quick_run(name: str) -> dict[str, Any]:
-    """The JSON object that a benchmark without a model ends with."""
+    """The JSON object that a benchmark ends with."""
     command = [sys.executable, str(ROOT / "benchmarks" / name), "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -131,3 +131,54 @@ def test_worlds_without_a_gain_are_not_recommended_and_those_with_one_are() -> N
     assert found["families"]["never_hits"]["verdicts"]["do_not_speculate"] > 50
     assert found["families"]["best_of_sixty"]["careless_rules"]["search_estimate"] > 0.5
     assert found["power"]["share_limits_95"][1] >= found["power"]["wanted"]
+
+
+# ── replay and prediction against the engine ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def exactness() -> dict[str, Any]:
+    return quick_run("replay_exactness.py")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_replay_says_of_every_request_what_the_engine_did(exactness: dict[str, Any]) -> None:
+    found, greedy, sampled = exactness, exactness["greedy"], exactness["sampled_engine"]
+
+    assert len(found["drafts"]) >= 3
+    assert len(found["workloads"]) >= 3
+    assert greedy["requests"] == len(found["drafts"]) * len(found["workloads"]) * len(found["drafted_tokens"])
+    assert greedy["accepted_tokens"] > 0
+    assert all(one["is_tie"] for one in (*greedy["listed"], *sampled["listed"]))
+    counts = ("round", "drafted", "accepted")
+    assert {found[f"{kind}_max_{count}_difference"] for kind in ("greedy", "sampled_engine") for count in counts} == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_expected_rounds_are_those_of_rejection_sampling_within_their_limits(exactness: dict[str, Any]) -> None:
+    cells, paths = exactness["expected_rounds"], ("along_own_outputs", "along_target_outputs")
+    errors = [cell[path] for cell in cells for path in paths]
+
+    for error in errors:
+        beyond = max(0.0, abs(error["relative_error"]) - 1.96 * error["standard_error"])
+        assert error["beyond_its_limits"] == pytest.approx(beyond, abs=1e-4)
+    assert exactness["sampled_max_error"] == max(error["beyond_its_limits"] for error in errors) < 0.05
+    assert len({cell["temperature"] for cell in cells}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_predicted_times_are_scored_on_configurations_that_were_not_timed() -> None:
+    found = quick_run("tpot_prediction.py")
+    untimed = [one for one in found["configurations"] if not one["is_timed"]]
+    groups = {(one["workload"], one["draft"]) for one in untimed}
+
+    assert len(groups) == len(found["workloads"]) * len(found["drafts"]) >= 6
+    assert len(found["configurations"]) == len(untimed) + len(groups)
+    for one in untimed:
+        ratio = one["tpot_ms_predicted"] / one["tpot_ms_measured"]
+        assert one["relative_error"] == pytest.approx(ratio - 1, abs=1e-3)
+    errors = sorted(abs(one["relative_error"]) for one in untimed)
+    assert errors[0] <= found["median_relative_error"] <= found["p90_relative_error"] <= errors[-1]
