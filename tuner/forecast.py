@@ -103,8 +103,11 @@ class Outlook:
         return bounds
 
     def expected_improvements(self) -> Floats:
-        """Mean of what measuring each configuration would gain over the best measured one: [configurations], log."""
-        gained: Floats = np.maximum(self._improvements, 0).mean(axis=0)
+        """Mean of what measuring each configuration would gain over the best measured one: [configurations], log.
+
+        What a configuration adds on its own counts here: it cannot be foreseen, but it may be a gain.
+        """
+        gained: Floats = np.maximum(self._own_draws - self._gain_to_beat, 0).mean(axis=0)
         return gained
 
     def is_worth_measuring(self, epsilon: float) -> NDArray[np.bool_]:
@@ -141,8 +144,13 @@ class Outlook:
 
     @cached_property
     def _improvements(self) -> Floats:
-        improved: Floats = self.gains - (0.0 if self._to_beat is None else self.gains[:, [self._to_beat]])
+        improved: Floats = self.gains - self._gain_to_beat
         return improved
+
+    @property
+    def _gain_to_beat(self) -> Floats:
+        """[draws, 1]."""
+        return np.zeros((len(self.gains), 1)) if self._to_beat is None else self.gains[:, [self._to_beat]]
 
     @cached_property
     def _own_draws(self) -> Floats:

@@ -89,23 +89,33 @@ def outcome(world: World, evaluations: int, choice: Key | None, rng: np.random.G
     return Outcome(evaluations=evaluations, regret=world.regret(choice), is_loser=recommends and truth < 1)
 
 
-MakeSampler = Callable[[int], BaseSampler]
+MakeSampler = Callable[[int, int], BaseSampler]
+"""From a seed, and how many trials the sampler draws at random before it learns."""
+
+STARTUP_TRIALS = 10
+"""Optuna's own default."""
+
+INFORMED_STARTUP_TRIALS = 2
+"""Of samplers that are told the predicted best: the baseline and that one."""
 
 
-def _tpe(seed: int) -> BaseSampler:
+def _tpe(seed: int, startup: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return TPESampler(multivariate=True, group=True, seed=seed)
+        return TPESampler(multivariate=True, group=True, n_startup_trials=startup, seed=seed)
 
 
 RIVALS: Mapping[str, MakeSampler] = {
-    "gp": lambda seed: GPSampler(seed=seed),
+    "gp": lambda seed, startup: GPSampler(seed=seed, n_startup_trials=startup),
     "tpe_multivariate_group": _tpe,
-    "tpe": lambda seed: TPESampler(seed=seed),
-    "nsga2": lambda seed: NSGAIISampler(population_size=16, seed=seed),
-    "random": lambda seed: RandomSampler(seed=seed),
+    "tpe_independent": lambda seed, startup: TPESampler(multivariate=False, n_startup_trials=startup, seed=seed),
+    "nsga2": lambda seed, _startup: NSGAIISampler(population_size=16, seed=seed),
+    "random": lambda seed, _startup: RandomSampler(seed=seed),
 }
-"""Optuna's samplers as people use them; one objective, which is their best case."""
+"""Optuna's samplers with one objective, which is their best case.
+
+TPE is multivariate by default with one objective and takes each parameter alone with several: both are here.
+"""
 
 
 MOST_REPEATS = 3
@@ -125,7 +135,7 @@ def regret_curve(world: World, make: MakeSampler, evaluations: int, seed: int, f
         first: Tried right after the baseline: the predicted best, for informed rivals.
     """
     space, rng = space_of(world), np.random.default_rng(seed)
-    study = optuna.create_study(sampler=make(seed))
+    study = optuna.create_study(sampler=make(seed, STARTUP_TRIALS if first is None else INFORMED_STARTUP_TRIALS))
     _tell_baseline(study, space)
     if first is not None:
         study.enqueue_trial({DRAFT: first[0], TOKENS: first[1]})
