@@ -40,7 +40,7 @@ FEWEST_WORLDS = 20
 class Size:
     """How much is simulated: worlds, those that rivals search, and how far; GP takes long.
 
-    These are numbers of well-specified worlds; of misspecified ones half as many, and a quarter for rivals. Few worlds
+    Of families other than the well-specified one, rivals search a quarter of the worlds. Few worlds
     say little of a mean regret, which a handful of them decides: with 100 the evaluations that a rival needs came out
     up to two lower or higher than with 400.
     """
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_family(family: Family, size: Size, seed: int) -> dict[str, object]:
     """Everything about the worlds of one family."""
     is_first = family is WELL_SPECIFIED
-    count = size.worlds if is_first else size.large_worlds if family is LARGE else size.worlds // 2
+    count = size.large_worlds if family is LARGE else size.worlds
     drawn = list(worlds(family, count, seed))
     replay = search_all(drawn, search_with_replay)
     rivals = drawn[: size.rival_worlds if is_first else size.rival_worlds // 4]
