@@ -35,7 +35,15 @@ def wait_until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> Non
 def stage_workers(driver: subprocess.Popen[str]) -> list[psutil.Process]:
     """Processes of Ray that run a stage. Ray's own agents end by themselves some time after the driver."""
     below = psutil.Process(driver.pid).children(recursive=True)
-    return [one for one in below if "StageActor" in " ".join(one.cmdline())]
+    return [one for one in below if "StageActor" in command_of(one)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; nothing for one that ended since it was listed."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def test_a_search_prints_one_document_and_leaves_the_study_in_the_database(project: Project) -> None:
