@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import optuna
-from harness.search_worlds import DRAFTED_TOKENS, World
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 
@@ -17,6 +16,8 @@ from tuner.forecast import Key
 from tuner.samplers import DRAFT, TOKENS, ReplaySampler, finished
 from tuner.search_space import NO_DRAFT
 from tuner.stopping import Budget, Spent
+
+from .search_worlds import DRAFTED_TOKENS, World
 
 MOST_EVALUATIONS = 40
 """Of one replay search; none was seen to come near it."""

@@ -182,3 +182,21 @@ def test_predicted_times_are_scored_on_configurations_that_were_not_timed() -> N
         assert one["relative_error"] == pytest.approx(ratio - 1, abs=1e-3)
     errors = sorted(abs(one["relative_error"]) for one in untimed)
     assert errors[0] <= found["median_relative_error"] <= found["p90_relative_error"] <= errors[-1]
+
+
+@pytest.mark.slow
+def test_replay_decides_within_few_compiles_and_recommends_no_loser() -> None:
+    found = quick_run("compiles_to_decide.py")
+    well, wrong, large = (found["families"][name] for name in ("well_specified", "misspecified", "large"))
+
+    assert found["replay"] == well["replay"]
+    assert well["replay"]["compiles_mean"] <= 4.2
+    assert well["replay"]["regret_mean"] <= 0.01
+    assert wrong["replay"]["regret_mean"] <= 0.03
+    assert large["configurations"] == 270
+    assert {family["replay"]["recommended_losers"] for family in (well, wrong, large)} == {0}
+    # with one compile more than "take the predicted best" replay gives away less, in every family
+    for family in (well, wrong, large):
+        assert family["replay_at_most_3_compiles"]["compiles_mean"] <= family["predicted_best"]["compiles_mean"] + 1
+        assert family["replay_at_most_3_compiles"]["regret_mean"] < family["predicted_best"]["regret_mean"]
+    assert found["best_optuna"]["sampler"] in well["samplers"]
