@@ -76,7 +76,7 @@ FULL = Extent(
     drafts=DRAFTS,
     drafted_tokens=(1, 2, 4, 6, 8, 12),
     timed=4,
-    prompts=6,
+    prompts=4,
     tokens=96,
     repeats=STEP_REPEATS,
 )
