@@ -36,7 +36,7 @@ test: lint ## set everything up and run every check: ruff, mypy, lint-imports, t
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 unit: $(DEVELOPMENT) ## run the unit tests only: half a minute, no model, no Ray, no PostgreSQL
-	$(BIN)/python -m pytest tests/unit -m 'not slow and not model' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/unit -n auto -m 'not slow and not model' $(PYTEST_ARGS)
 
 lint: $(DEVELOPMENT) ## run ruff, mypy --strict and lint-imports
 	$(BIN)/ruff check .

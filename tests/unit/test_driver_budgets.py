@@ -17,6 +17,7 @@ from tuner.store import StageRecord
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(a_world())
+    monkeypatch.setattr("tuner.intervals.RESAMPLES", 199)  # how wide limits are is tested elsewhere
     monkeypatch.setattr("tuner.trial.load_engine", lambda _name: SimulatedEngine(bench.world))
     return bench
 
