@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import psutil
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.pool import ConnectionPoolEntry
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from tuner.errors import StorageError
 from tuner_storage.errors import translated
@@ -101,8 +103,26 @@ def _configure_sqlite(connection: DBAPIConnection, _entry: ConnectionPoolEntry) 
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.execute("PRAGMA synchronous=FULL")  # WAL with NORMAL may lose the last commits when power fails
-    cursor.execute("PRAGMA journal_mode=WAL")  # stays as it was in memory and where the file system cannot
+    _use_write_ahead_log(cursor)
     cursor.close()
+
+
+def _is_busy(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+@retry(
+    retry=retry_if_exception(_is_busy),
+    wait=wait_random(0.01, 0.1),
+    stop=stop_after_delay(BUSY_TIMEOUT_S),
+    reraise=True,
+)
+def _use_write_ahead_log(cursor: DBAPICursor) -> None:
+    """Switch to the write-ahead log; it stays as it was in memory and where the file system cannot.
+
+    SQLite's own busy timeout does not wait here: two programs that open a new database at once would meet as "locked".
+    """
+    cursor.execute("PRAGMA journal_mode=WAL")
 
 
 def _begin_sqlite(connection: Connection) -> None:
