@@ -7,7 +7,6 @@ standard output is one JSON object with ``--json``; the table goes to standard e
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+from harness.command import run_command
 from harness.comparison import Comparison, Task, run_in_turn
 from harness.contender import Contender, load_tuner, speculations
 from harness.machine import load_average, machine_facts, versions
@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tuner.engines.cpu.threads import available_threads
-from tuner.errors import EngineNotInstalledError, TunerError
+from tuner.errors import EngineNotInstalledError
 from tuner.models.resolve import resolve_models
 from tuner.settings import DEFAULT_TARGET, read_settings
 from tuner.workload import read_workload
@@ -43,16 +43,7 @@ TABLE_WIDTH = 160
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; the exit code."""
-    arguments = _parse(argv)
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else TABLE_WIDTH)
-    try:
-        document = measure(arguments, console)
-    except TunerError as error:
-        console.print(f"error: {error.message}\nhint: {error.hint}", markup=False, highlight=False, soft_wrap=True)
-        return error.exit_code
-    if arguments.json:
-        print(json.dumps(document, allow_nan=False))
-    return 0
+    return run_command(measure, _parse(argv), TABLE_WIDTH)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -8,12 +8,12 @@ standard output is one JSON object with ``--json``; the table goes to standard e
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.command import run_command
 from harness.comparison import Task
 from harness.engine_replay import Compared, compare
 from harness.expected_rounds import NORMAL_95, Cell, sample_cells
@@ -24,7 +24,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tuner.engines.cpu.threads import available_threads
-from tuner.errors import TunerError
 from tuner.outputs import LOGIT_NOISE
 from tuner.records import GREEDY, Sampling
 from tuner.settings import DEFAULT_TARGET
@@ -250,16 +249,7 @@ def expected_table(cells: Sequence[Cell]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; the exit code."""
-    arguments = _parse(argv)
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else TABLE_WIDTH)
-    try:
-        document = measure(arguments, console)
-    except TunerError as error:
-        console.print(f"error: {error.message}\nhint: {error.hint}", markup=False, highlight=False, soft_wrap=True)
-        return error.exit_code
-    if arguments.json:
-        print(json.dumps(document, allow_nan=False))
-    return 0
+    return run_command(measure, _parse(argv), TABLE_WIDTH)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

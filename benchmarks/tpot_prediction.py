@@ -8,12 +8,12 @@ is one JSON object with ``--json``; the table goes to standard error. See README
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from harness.command import run_command
 from harness.comparison import Task, run_in_turn
 from harness.contender import TunerContender
 from harness.machine import load_average, machine_facts, versions
@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tuner.engines.cpu.threads import available_threads
-from tuner.errors import MeasurementError, TunerError
+from tuner.errors import MeasurementError
 from tuner.measure import MeasureLimits, measure
 from tuner.metrics import summarize
 from tuner.outcome import at_reference_speed, machine_slowdown
@@ -344,16 +344,7 @@ def table(scored: Sequence[Scored]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; the exit code."""
-    arguments = _parse(argv)
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else TABLE_WIDTH)
-    try:
-        document = measure_all(arguments, console)
-    except TunerError as error:
-        console.print(f"error: {error.message}\nhint: {error.hint}", markup=False, highlight=False, soft_wrap=True)
-        return error.exit_code
-    if arguments.json:
-        print(json.dumps(document, allow_nan=False))
-    return 0
+    return run_command(measure_all, _parse(argv), TABLE_WIDTH)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
