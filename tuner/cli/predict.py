@@ -58,15 +58,9 @@ def predict(
 
 def _run(asked: SearchOptions, *, as_json: bool) -> PredictedStudy:
     from tuner.api import run_prediction
-    from tuner.cli.output import INTERRUPTED, report_interruption
-    from tuner.cli.progress import observing
+    from tuner.cli.progress import run_observed
 
-    try:
-        with observing() as observer:
-            return run_prediction(asked, observer)
-    except KeyboardInterrupt:
-        report_interruption("what was run is kept, and the same command goes on from there", as_json=as_json)
-        raise typer.Exit(INTERRUPTED) from None
+    return run_observed(lambda observer: run_prediction(asked, observer), "what was run", as_json=as_json)
 
 
 def _show(asked: SearchOptions, result: PredictedStudy, plot: Path | None, *, all_rows: bool, as_json: bool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tuner.records import StageKind
 from tuner.store import TrialRecord, TrialState
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tuner.observer import Observer
     from tuner.stopping import Standing
     from tuner.trial import Progress, StageTask
+
+ResultT = TypeVar("ResultT")
 
 STAGE_WORDS = {
     StageKind.BASELINE: "measuring no speculation",
@@ -49,6 +51,20 @@ def observing() -> Iterator[Observer]:
     console = Console(stderr=True, highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, refresh_per_second=REDRAWS_PER_S) as bars:
         yield BarObserver(bars)
+
+
+def run_observed(run: Callable[[Observer], ResultT], kept: str, *, as_json: bool) -> ResultT:
+    """Run with an observer; Ctrl-C ends the command with what is ``kept``, and that the same command goes on."""
+    import typer
+
+    from tuner.cli.output import INTERRUPTED, report_interruption
+
+    try:
+        with observing() as observer:
+            return run(observer)
+    except KeyboardInterrupt:
+        report_interruption(f"{kept} is kept, and the same command goes on from there", as_json=as_json)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 class LineObserver:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import typer
-
 from tuner.cli import search_options as options
 from tuner.cli.arguments import AsJson, Storage, new_app
 
@@ -69,15 +67,9 @@ def search(
 
 def _run(asked: SearchOptions, *, as_json: bool) -> SearchResult:
     from tuner.api import run_search
-    from tuner.cli.output import INTERRUPTED, report_interruption
-    from tuner.cli.progress import observing
+    from tuner.cli.progress import run_observed
 
-    try:
-        with observing() as observer:
-            return run_search(asked, observer)
-    except KeyboardInterrupt:
-        report_interruption("what was measured is kept, and the same command goes on from there", as_json=as_json)
-        raise typer.Exit(INTERRUPTED) from None
+    return run_observed(lambda observer: run_search(asked, observer), "what was measured", as_json=as_json)
 
 
 def _show_plan(asked: SearchOptions, *, as_json: bool) -> None:
