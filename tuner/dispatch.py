@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from tuner.errors import DispatchError, StageTimeoutError, TunerError
+from tuner.needs import Needs
 from tuner.trial import Progress, StageTask, run_stage
 
 POLL_INTERVAL_S = 0.25
@@ -20,15 +21,25 @@ class StageStatus:
     """How a submitted stage is doing.
 
     Attributes:
+        has_started: Its process runs or ran. A lost stage that never started does not count as an attempt.
+        ran_s: Since it began to run, not since it was submitted.
+        node: Where it runs or ran, as people know the machine.
+        waiting_for: Of one that has not started, what it waits for.
         done: Finished requests, of ``total``; both 0 until it says.
         result: The stage's record as bytes, once it ended well.
         error: Why it ended badly.
+        log: What its processes wrote, once it ended; the beginning and the end of a long one.
     """
 
+    has_started: bool = False
+    ran_s: float = 0.0
+    node: str | None = None
+    waiting_for: str | None = None
     done: int = 0
     total: int = 0
     result: bytes | None = None
     error: TunerError | None = None
+    log: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -37,7 +48,23 @@ class StageStatus:
 
 
 class Dispatcher(Protocol):
-    """Sends stages to where they run. A context manager; ``close`` may be called twice."""
+    """Sends stages to where they run. A context manager; ``close`` may be called twice.
+
+    A stage that fails with an error of ours ends with it in its status. Any other exception is a bug: ``poll`` raises
+    it, with the worker's traceback in its text.
+    """
+
+    def check(self, needs: Iterable[Needs]) -> None:
+        """Refuse needs that no machine can ever meet, unless machines are awaited.
+
+        Raises:
+            UnsatisfiableError: Says what is needed and what each machine offers.
+        """
+        ...
+
+    def capacity(self, needs: Needs) -> int:
+        """How many stages with these needs fit at once on the machines that there are; at least 1."""
+        ...
 
     def submit(self, task: StageTask) -> None:
         """Start a stage, or attach to it where a stage of that name runs already. Does not wait."""
@@ -56,7 +83,7 @@ class Dispatcher(Protocol):
         ...
 
     def close(self) -> None:
-        """End every stage and release everything."""
+        """Release everything. Stages end, but for those on a standing cluster, which go on without their driver."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -90,6 +117,13 @@ class InlineDispatcher:
     def __init__(self) -> None:
         self._ended: dict[str, StageStatus] = {}
 
+    def check(self, needs: Iterable[Needs]) -> None:
+        """Nothing is reserved here; see ``Dispatcher.check``."""
+
+    def capacity(self, needs: Needs) -> int:  # noqa: ARG002
+        """One; see ``Dispatcher.capacity``."""
+        return 1
+
     def submit(self, task: StageTask) -> None:
         """See ``Dispatcher.submit``."""
         if task.name in self._ended:
@@ -99,9 +133,10 @@ class InlineDispatcher:
             status = StageStatus(result=run_stage(task))
         except TunerError as error:
             status = StageStatus(error=error)
-        if time.monotonic() - began_s > task.deadline_s:
+        ran_s = time.monotonic() - began_s
+        if ran_s > task.deadline_s:
             status = StageStatus(error=timeout_error(task))
-        self._ended[task.name] = status
+        self._ended[task.name] = replace(status, has_started=True, ran_s=ran_s)
 
     def poll(self, task: StageTask) -> StageStatus:
         """See ``Dispatcher.poll``."""

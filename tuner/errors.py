@@ -15,13 +15,17 @@
     │   ├── UnsupportedConfigurationError   refused before anything was spent
     │   ├── CompileError
     │   ├── OutOfDeviceMemoryError
+    │   ├── EngineCrashedError              its process ended by itself
     │   ├── OutputMismatchError             greedy output differs from the target alone
     │   └── MeasurementError                what was observed contradicts itself
     ├── StorageError                    4   the database
     │   └── SchemaError                     its schema is older or newer than this program
     ├── DispatchError                   5   the machines
     │   ├── StageTimeoutError
-    │   └── WorkerLostError
+    │   ├── WorkerLostError
+    │   ├── UnsatisfiableError              no machine offers what a stage needs
+    │   └── ArtifactError                   a compiled artifact cannot be kept, or not be read back
+    │       └── ArtifactMissingError        it is gone: it is compiled again
     └── DownloadError                   6   a model could not be fetched
 
 ``docs/errors.md`` says what to do about each.
@@ -113,6 +117,10 @@ class OutOfDeviceMemoryError(EngineError):
     """A configuration does not fit the device."""
 
 
+class EngineCrashedError(EngineError):
+    """The process of an engine ended by itself."""
+
+
 class OutputMismatchError(EngineError):
     """Speculation changed a greedy output by more than the numerics explain."""
 
@@ -143,6 +151,18 @@ class StageTimeoutError(DispatchError):
 
 class WorkerLostError(DispatchError):
     """The process or node that ran a stage is gone."""
+
+
+class UnsatisfiableError(DispatchError):
+    """No machine offers what a stage needs."""
+
+
+class ArtifactError(DispatchError):
+    """A compiled artifact cannot be kept, or not be read back."""
+
+
+class ArtifactMissingError(ArtifactError):
+    """A compiled artifact is not where it was left; compiling again makes it anew."""
 
 
 class DownloadError(TunerError):

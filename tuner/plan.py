@@ -187,7 +187,6 @@ class SearchPlan:
             max_output_tokens=self.workload.max_output_tokens,
             sampling=self.workload.sampling,
             concurrency=self.workload.concurrency,
-            cache_dir=self.cache_dir,
             loads=self.loads,
             outputs=outputs,
             timing=timing,

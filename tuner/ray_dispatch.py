@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from tuner.dispatch import StageStatus, timeout_error
 from tuner.errors import DispatchError, TunerError, WorkerLostError
+from tuner.needs import Needs
 from tuner.records import StageKind
 from tuner.trial import StageTask, run_stage
 
@@ -101,6 +103,13 @@ class RayDispatcher:
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         self._node_cpus = int(max(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
         return self
+
+    def check(self, needs: Iterable[Needs]) -> None:
+        """See ``Dispatcher.check``."""
+
+    def capacity(self, needs: Needs) -> int:  # noqa: ARG002
+        """See ``Dispatcher.capacity``."""
+        return 1
 
     def submit(self, task: StageTask) -> None:
         """See ``Dispatcher.submit``."""

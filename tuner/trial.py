@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tuner.artifacts import ArtifactCache, ArtifactPlace, BuiltArtifact
 from tuner.engines import Artifact, Engine, LoadedEngine, Replayable, load_engine
-from tuner.errors import UnsupportedConfigurationError
+from tuner.errors import DispatchError, UnsupportedConfigurationError
 from tuner.logged_run import logged_requests, logged_trace
 from tuner.measure import (
     MeasureLimits,
@@ -22,6 +23,7 @@ from tuner.measure import (
     process_tree_bytes,
 )
 from tuner.models.config import read_model_config
+from tuner.needs import Needs
 from tuner.outputs import divergences
 from tuner.priors import step_limits, weight_count
 from tuner.records import (
@@ -79,6 +81,9 @@ class StageTask:
             the timing.
         timing: Single steps to time, for ``baseline`` and ``trace``; of a ``trace`` None means that the engine can
             neither replay nor time, so that none is loaded.
+        needs: What it holds while it runs.
+        artifacts: Where compiled artifacts are; None where the engine compiles nothing.
+        scope: Tells studies of one name in different databases apart.
         deadline_s: Ends the stage this long after it began to run.
     """
 
@@ -91,17 +96,29 @@ class StageTask:
     max_output_tokens: int
     sampling: Sampling
     concurrency: int
-    cache_dir: str
     loads: tuple[int, ...] = ()
     outputs: tuple[TargetOutput, ...] = ()
     timing: StepTiming | None = None
+    needs: Needs = field(default_factory=Needs)
+    artifacts: ArtifactPlace | None = None
+    scope: str = ""
     attempt: int = 0
     deadline_s: float = 3600.0
 
     @property
     def name(self) -> str:
-        """Unique per study, kind, key and attempt."""
-        return f"{self.study_name}:{self.kind}:{self.key}:{self.attempt}"
+        """Unique in a cluster per kind, key and attempt; a compile belongs to no study, other stages to theirs."""
+        owner = "" if self.kind is StageKind.COMPILE else f"{self.study_name}:{self.scope}:"
+        return f"{owner}{self.kind}:{self.key}:{self.attempt}"
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What a person wants to know of an artifact that this compiles."""
+        return {
+            "engine": self.engine,
+            "target_model": Path(self.config.target_model).name,
+            "configuration": self.config.speculation.label,
+        }
 
     @property
     def limits(self) -> MeasureLimits:
@@ -206,11 +223,18 @@ def _trace_of_nothing(task: StageTask) -> Trace:
     return Trace(draft_name=speculation.draft_name, max_drafted_tokens=speculation.drafted_tokens, prompts=())
 
 
-def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> Artifact:
-    artifact = engine.compile(task.config, task.cache_dir)
+def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> BuiltArtifact:
+    own_key = engine.compile_key(task.config)
+    if own_key != task.key:
+        raise DispatchError(
+            f"{task.config.speculation.label} has compile key {task.key} where the search runs and {own_key} here: "
+            "the engine or its compiler differs",
+            "install the same versions on all machines",
+        )
+    built = _artifacts(task).build(task.key, lambda folder: engine.compile(task.config, folder), about=task.about)
     if progress is not None:
         progress(1, 1)
-    return artifact
+    return built
 
 
 def _run_measure(engine: Engine, task: StageTask, progress: Progress | None) -> MeasureResult:
@@ -292,7 +316,15 @@ def _with_gaps(result: CertifyResult, baseline: LoadedEngine, task: StageTask) -
 
 def _load(engine: Engine, config: EngineConfig, task: StageTask) -> LoadedEngine:
     engine.check(config)
-    return engine.load(config, engine.compile(config, task.cache_dir))
+    key = engine.compile_key(config)
+    path = _artifacts(task).find(key) if engine.capabilities.needs_compile else None
+    return engine.load(config, Artifact(key=key, path=path))
+
+
+def _artifacts(task: StageTask) -> ArtifactCache:
+    if task.artifacts is None:
+        raise DispatchError(f"stage {task.name} was given no place for compiled artifacts")
+    return ArtifactCache(task.artifacts)
 
 
 _STAGES: dict[StageKind, Callable[[Engine, StageTask, Progress | None], object]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.engines import load_engine
-from tuner.engines.base import LoadedEngine
+from tuner.engines.base import Artifact, LoadedEngine
 from tuner.errors import MeasurementError
 from tuner.records import Arrival, Prompt, RequestRecord
 from tuner.request_log import RequestLog
@@ -83,5 +83,5 @@ def load_tuner(target: Path, name: str, speculation: Speculation, threads: int) 
         target_model=str(target), speculation=speculation, max_model_len=MAX_MODEL_LEN, num_threads=threads
     )
     engine.check(config)
-    loaded = engine.load(config, engine.compile(config, ""))
+    loaded = engine.load(config, Artifact(key=engine.compile_key(config)))
     return TunerContender(name=name, reference="tuner", loaded=loaded)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -95,8 +96,7 @@ class SimulatedEngine:
     def compile_key(self, config: EngineConfig) -> str:
         return config.key
 
-    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:
-        return Artifact(key=config.key)
+    def compile(self, config: EngineConfig, folder: Path) -> None: ...
 
     def load(self, config: EngineConfig, artifact: Artifact) -> Simulation:
         self.world.loads.append(config.speculation.label)

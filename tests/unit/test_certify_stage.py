@@ -85,8 +85,8 @@ class Bench:
 
     def check(self, config: EngineConfig) -> None: ...
 
-    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:
-        return Artifact(key=config.key)
+    def compile_key(self, config: EngineConfig) -> str:
+        return config.key
 
     def load(self, config: EngineConfig, artifact: Artifact) -> Scripted:
         is_baseline = config.speculation.is_baseline
@@ -112,7 +112,6 @@ def a_task(**changes: object) -> StageTask:
         max_output_tokens=16,
         sampling=Sampling(),
         concurrency=1,
-        cache_dir="unused",
     )
     return replace(task, **changes)  # type: ignore[arg-type]
 

@@ -33,7 +33,6 @@ def a_task(kind: StageKind, speculation: Speculation = NO_SPECULATION) -> StageT
         max_output_tokens=8,
         sampling=GREEDY,
         concurrency=1,
-        cache_dir="",
         outputs=tuple(TargetOutput(prompt=one, token_ids=(1,), max_output_tokens=8) for one in PROMPTS[:1])
         if is_trace
         else (),

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_models import write_eagle, write_model, write_shallow
-from tuner.engines import base
+from tuner.engines import Artifact, base
 from tuner.engines.cpu import engine as engine_module
 from tuner.engines.cpu import kernels
 from tuner.engines.cpu.engine import CpuEngine
@@ -56,7 +56,7 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 def load(config: EngineConfig) -> base.LoadedEngine:
     engine = CpuEngine()
-    return engine.load(config, engine.compile(config, ""))
+    return engine.load(config, Artifact(key=engine.compile_key(config)))
 
 
 def test_the_engine_is_known_without_importing_torch() -> None:

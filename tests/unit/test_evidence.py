@@ -7,6 +7,7 @@ import pytest
 from tests.support.observed import prompts
 from tests.support.simulated import SimulatedEngine, World
 from tuner.choice import Choice
+from tuner.engines import Artifact
 from tuner.evidence import Evidence
 from tuner.measure import MeasureLimits, measure, measure_blocks
 from tuner.predictions import target_outputs
@@ -34,7 +35,7 @@ class Machine:
 
     def load(self, speculation: Speculation):
         config = EngineConfig(target_model="target", speculation=speculation)
-        return self.engine.load(config, self.engine.compile(config, "unused"))
+        return self.engine.load(config, Artifact(key=self.engine.compile_key(config)))
 
     def evidence(self, *tried: Speculation) -> Evidence:
         plain = self.load(NO_SPECULATION)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.engines.base import LoadedEngine, Replayable
+from tuner.engines.base import Artifact, LoadedEngine, Replayable
 from tuner.measure import MeasureLimits, measure
 from tuner.records import Arrival, Chunk, Failed, Finished, Prompt, Sent, TargetOutput, TimedSteps
 from tuner.replay import replay
@@ -14,7 +14,7 @@ K3 = Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=3)
 
 def loaded(engine: FakeEngine, *, max_num_seqs: int = 1) -> LoadedEngine:
     config = EngineConfig(target_model="fake", speculation=K3, max_num_seqs=max_num_seqs)
-    return engine.load(config, engine.compile(config, ""))
+    return engine.load(config, Artifact(key=engine.compile_key(config)))
 
 
 def an_arrival(name: str = "a", **changes: object) -> Arrival:

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tests.support.observed import Clock, ScriptedEngine, a_prompt, prompts
+from tuner.engines import Artifact
 from tuner.errors import ConfigurationError, MeasurementError, WorkloadError
 from tuner.measure import (
     MeasureLimits,
@@ -225,7 +226,7 @@ def shared_rounds(max_num_seqs=4):
     """An engine with a round of 125 ms for all requests in flight, and a first token after half a second."""
     engine = FakeEngine(accepts=(0,))
     config = EngineConfig(target_model="any", max_num_seqs=max_num_seqs)
-    return engine.load(config, engine.compile(config, "unused"))
+    return engine.load(config, Artifact(key=engine.compile_key(config)))
 
 
 def most_in_flight(measured):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol, Self, runtime_checkable
 
@@ -45,10 +46,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """What ``compile`` made. ``path`` is None for engines without a compiler."""
+    """What ``compile`` made.
+
+    Attributes:
+        key: ``Engine.compile_key``.
+        path: The folder that was compiled into; None for engines without a compiler.
+    """
 
     key: str
-    path: str | None = None
+    path: Path | None = None
 
 
 class LoadedEngine(Protocol):
@@ -130,11 +136,13 @@ class Engine(Protocol):
         ...
 
     def compile_key(self, config: EngineConfig) -> str:
-        """Hash of only what the compiled artifact depends on."""
+        """Hash of only what the compiled artifact depends on: the model's shape, the configuration, the compiler."""
         ...
 
-    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:
-        """Compile, or find the artifact that is there already. Free for engines without a compiler.
+    def compile(self, config: EngineConfig, folder: Path) -> None:
+        """Compile into an empty folder; called only where ``capabilities.needs_compile``, in a process of its own.
+
+        The folder is published as it is left, under ``compile_key``, and never written to again.
 
         Raises:
             CompileError: With the compiler's own words.

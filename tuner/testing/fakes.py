@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
@@ -95,9 +96,8 @@ class FakeEngine:
         """Always the same: nothing is compiled."""
         return content_key({"engine": self.name})
 
-    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:  # noqa: ARG002
+    def compile(self, config: EngineConfig, folder: Path) -> None:
         """Nothing to do."""
-        return Artifact(key=self.compile_key(config))
 
     def load(self, config: EngineConfig, artifact: Artifact) -> LoadedEngine:  # noqa: ARG002
         """Ready at once."""

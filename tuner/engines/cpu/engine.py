@@ -61,9 +61,8 @@ class CpuEngine:
         """Always the same: nothing is compiled."""
         return content_key({"engine": self.name})
 
-    def compile(self, config: EngineConfig, cache_dir: str) -> Artifact:  # noqa: ARG002
+    def compile(self, config: EngineConfig, folder: Path) -> None:
         """Nothing to do."""
-        return Artifact(key=self.compile_key(config))
 
     def load(self, config: EngineConfig, artifact: Artifact) -> LoadedEngine:  # noqa: ARG002
         """Read the weights. The result is a context manager.
