@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.api import SearchOptions as SearchOptions
     from tuner.api import predict as predict
     from tuner.api import run_prediction as run_prediction
     from tuner.api import run_search as run_search
@@ -20,13 +19,14 @@ if TYPE_CHECKING:
     from tuner.errors import TunerError as TunerError
     from tuner.observer import Observer as Observer
     from tuner.samplers import ReplaySampler as ReplaySampler
+    from tuner.search_options import SearchOptions as SearchOptions
     from tuner.speculation import Speculation as Speculation
 
 _PUBLIC = {
     "Observer": "tuner.observer",
     "PredictedStudy": "tuner.driver",
     "ReplaySampler": "tuner.samplers",
-    "SearchOptions": "tuner.api",
+    "SearchOptions": "tuner.search_options",
     "SearchResult": "tuner.driver",
     "Speculation": "tuner.speculation",
     "TunerError": "tuner.errors",

@@ -5,18 +5,15 @@ The CLI and ``tuner.search`` both come in here; it alone knows the concrete stor
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tuner.decide import DEFAULT_MARGIN
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.driver import PredictedStudy, Search, SearchResult, new_study
 from tuner.engines import Engine, load_engine
@@ -28,74 +25,17 @@ from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
 from tuner.objective import Objective, further_loads, parse_objectives
 from tuner.observer import Observer
-from tuner.plan import DEFAULT_MAX_TRIALS, STAGE_DEADLINE_S, SearchPlan
+from tuner.plan import STAGE_DEADLINE_S, SearchPlan
 from tuner.provenance import collect_provenance
-from tuner.samplers import EPSILON, SAMPLER_NAMES, SamplerName, check_sampler
+from tuner.samplers import SAMPLER_NAMES, SamplerName, check_sampler
+from tuner.search_options import SearchOptions, budget_of, check_options, most_configurations, price_per_hour
 from tuner.search_space import SearchSpace, read_search_space
 from tuner.settings import Settings, read_settings
 from tuner.speculation import content_key
-from tuner.stopping import Budget
 from tuner.store import check_study_name
 from tuner.stored import StoredStudy, read_study
 from tuner.study import TrialLedger, open_optuna_storage
 from tuner.workload import Workload, read_workload
-
-QUICK_MAX_TRIALS = 4
-SEEDS = 2**32
-"""NumPy, and with it every sampler, takes seeds below this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOptions:
-    """What a person may say about a search; everything has a default but the workload.
-
-    Attributes:
-        workload: Name of a shipped workload, or a YAML or JSONL file.
-        target: Catalogue name, folder, GGUF file or hub id; None takes the plain machine's default.
-        space: Name of a shipped search space, or a YAML file.
-        drafts: Only these drafts: names of the space, or model references.
-        prompts: JSONL file that replaces the workload's prompts.
-        quick: The workload's small sample, and fewer configurations.
-        objectives: Names, ``"e2e_ms@4"`` the figure at four requests in flight; empty takes end-to-end latency and
-            waste.
-        name: Of the study; None makes one from the workload and the settings, so that the same command goes on.
-        epsilon: Gain over the best measured configuration that is not worth another trial.
-        max_trials: Most configurations measured, the baseline among them; None takes 6, or 4 with ``quick``, and is no
-            limit where one of the next three is given.
-        max_compiles: Most configurations compiled, likewise; None is no limit.
-        max_minutes: Of stages before the final comparison; None is no limit.
-        max_cost: Likewise, in the currency of ``price_per_hour``; None is no limit.
-        price_per_hour: Of the machines that the search holds, and that objective ``cost`` is about.
-        certify_loads: Times that both sides of the final comparison are loaded anew.
-        margin: Smallest gain worth recommending.
-        storage: Database URL; None takes the settings'.
-        dispatch: ``"ray"``, or ``"inline"`` to run stages in this process.
-    """
-
-    workload: str
-    target: str | None = None
-    space: str = "cpu-default"
-    drafts: tuple[str, ...] = ()
-    prompts: str | None = None
-    quick: bool = False
-    objectives: tuple[str, ...] = ()
-    sampler: str = "replay"
-    seed: int = 0
-    name: str | None = None
-    epsilon: float = EPSILON
-    max_trials: int | None = None
-    max_compiles: int | None = None
-    max_minutes: float | None = None
-    max_cost: float | None = None
-    price_per_hour: float | None = None
-    certify_loads: int = 1
-    margin: float = DEFAULT_MARGIN
-    num_threads: int | None = None
-    weight_format: str = "auto"
-    stage_deadline_s: float = STAGE_DEADLINE_S
-    storage: str | None = None
-    ray_address: str | None = None
-    dispatch: str = "ray"
 
 
 def plan_search(options: SearchOptions, settings: Settings | None = None) -> SearchPlan:
@@ -109,7 +49,7 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         EngineError: The engine refuses the target or a draft.
     """
     settings = settings or read_settings()
-    _check_options(options)
+    check_options(options, tuple(_DISPATCHERS))
     workload, space = _read_workload(options), _read_space(options)
     objectives = _objectives(options, workload)
     sampler = _sampler_name(options.sampler)
@@ -131,13 +71,13 @@ def plan_search(options: SearchOptions, settings: Settings | None = None) -> Sea
         sampler=sampler,
         seed=options.seed,
         epsilon=options.epsilon,
-        budget=_budget(options),
+        budget=budget_of(options),
         certify_loads=options.certify_loads,
         margin=options.margin,
         weight_format=options.weight_format,
         num_threads=options.num_threads,
         max_model_len=fitted.max_model_len,
-        deadline_s=options.stage_deadline_s,
+        deadline_s=options.stage_deadline_s or STAGE_DEADLINE_S,
         notices=_notices(fitted),
     )
     configs = [plan.config(space.speculation(name, space.num_speculative_tokens.max)) for name in space.choices]
@@ -159,7 +99,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         EngineError: The engine refuses the target or a draft.
     """
     settings = settings or read_settings()
-    _check_options(options)
+    check_options(options, tuple(_DISPATCHERS))
     workload = _read_workload(options)
     objectives = _objectives(options, workload)
     _sampler_name(options.sampler)
@@ -168,7 +108,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         workload=workload,
         loads=further_loads(objectives),
         space=_read_space(options),
-        max_trials=_most_configurations(options),
+        max_trials=most_configurations(options),
         settings=settings,
         certify_loads=options.certify_loads,
     )
@@ -282,7 +222,7 @@ def _typed(function: str, options: Mapping[str, Any]) -> SearchOptions:
         first = error.errors(include_url=False)[0]
         field, reason = first["loc"][0], first["msg"].removeprefix("Input ")
         raise ConfigurationError(
-            f"{function}(): {field} {reason}, found {first['input']!r}", "see help(tuner.api.SearchOptions)"
+            f"{function}(): {field} {reason}, found {first['input']!r}", "see help(tuner.SearchOptions)"
         ) from error
 
 
@@ -327,7 +267,9 @@ def _notices(fitted: FittedWorkload) -> tuple[str, ...]:
 
 
 def _objectives(options: SearchOptions, workload: Workload) -> tuple[Objective, ...]:
-    return parse_objectives(options.objectives, concurrency=workload.concurrency, price_per_hour=options.price_per_hour)
+    return parse_objectives(
+        options.objectives, concurrency=workload.concurrency, price_per_hour=price_per_hour(options)
+    )
 
 
 def _check_loads(engine: Engine, objectives: Sequence[Objective]) -> None:
@@ -347,83 +289,6 @@ def _sampler_name(text: str) -> SamplerName:
             check_sampler(name)
             return name
     raise ConfigurationError(f"no sampler named {text!r}", did_you_mean(text, SAMPLER_NAMES))
-
-
-def _max_trials(options: SearchOptions) -> int | None:
-    if options.max_trials is not None:
-        return options.max_trials
-    if any(limit is not None for limit in (options.max_compiles, options.max_minutes, options.max_cost)):
-        return None
-    return QUICK_MAX_TRIALS if options.quick else DEFAULT_MAX_TRIALS
-
-
-def _most_configurations(options: SearchOptions) -> int:
-    limits = (_max_trials(options), options.max_compiles)
-    return min((limit for limit in limits if limit is not None), default=sys.maxsize)
-
-
-def _budget(options: SearchOptions) -> Budget:
-    return Budget(
-        max_trials=_max_trials(options),
-        max_compiles=options.max_compiles,
-        max_minutes=options.max_minutes,
-        max_cost=options.max_cost,
-        price_per_hour=options.price_per_hour,
-    )
-
-
-def _check_options(options: SearchOptions) -> None:
-    _check_texts(options)
-    _check_budget(options)
-    if not 0 <= options.epsilon < 1:
-        raise ConfigurationError(f"--epsilon is {options.epsilon}", "give a share from 0 up to 1, e.g. 0.01 for 1 %")
-    if not 0 <= options.margin < 1:
-        raise ConfigurationError(f"--margin is {options.margin}", "give a share from 0 up to 1, e.g. 0.02 for 2 %")
-    if not 0 <= options.seed < SEEDS:
-        raise ConfigurationError(f"--seed is {options.seed}", f"give 0 to {SEEDS - 1}")
-    if not (math.isfinite(options.stage_deadline_s) and options.stage_deadline_s > 0):
-        raise ConfigurationError(f"--stage-deadline is {options.stage_deadline_s}", "give seconds above 0")
-    _check_threads(options)
-
-
-def _check_budget(options: SearchOptions) -> None:
-    if options.certify_loads < 1:
-        raise ConfigurationError(f"--certify-loads is {options.certify_loads}", "give 1 or more")
-    for name, count in (("--trials", options.max_trials), ("--max-compiles", options.max_compiles)):
-        if count is not None and count < 1:
-            raise ConfigurationError(f"{name} is {count}", "give 1 or more; the baseline is the first")
-    amounts = (
-        ("--max-minutes", options.max_minutes),
-        ("--max-cost", options.max_cost),
-        ("--price-per-hour", options.price_per_hour),
-    )
-    for name, amount in amounts:
-        if amount is not None and not (math.isfinite(amount) and amount > 0):
-            raise ConfigurationError(f"{name} is {amount}", "give a number above 0")
-    if options.max_cost is not None and options.price_per_hour is None:
-        raise ConfigurationError("--max-cost needs a price", "give --price-per-hour, what the machines cost")
-
-
-def _check_texts(options: SearchOptions) -> None:
-    """Refuse empty texts: they come from variables that are not set, and no default is meant by them."""
-    for name in ("workload", "target", "space", "prompts", "storage", "ray_address"):
-        value = getattr(options, name)
-        if value is not None and not value.strip():
-            raise ConfigurationError(f"--{name.replace('_', '-')} is empty", "give a value, or leave the option out")
-    if options.name is not None:
-        check_study_name(options.name)
-    if options.dispatch not in _DISPATCHERS:
-        raise ConfigurationError(
-            f"no dispatcher named {options.dispatch!r}", did_you_mean(options.dispatch, tuple(_DISPATCHERS))
-        )
-
-
-def _check_threads(options: SearchOptions) -> None:
-    """At most the machine's own CPUs; a Ray elsewhere may have more than this machine."""
-    most = os.cpu_count() or 1
-    asked = options.num_threads
-    if asked is not None and (asked < 1 or (options.ray_address is None and asked > most)):
-        raise ConfigurationError(f"--threads is {asked}", f"give 1 to {most}, the CPUs of this machine")
 
 
 def _study_name(plan: SearchPlan, *, quick: bool) -> str:

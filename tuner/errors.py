@@ -5,6 +5,7 @@
     │   ├── ConfigurationError              a setting or an option
     │   ├── WorkloadError                   a workload or prompt file
     │   ├── SearchSpaceError                a search-space file
+    │   ├── HardwareError                   a hardware file
     │   ├── ModelError                      a model folder or file, or a name
     │   │   └── TokenizerMismatchError      target and draft do not share token ids
     │   ├── TraceError                      an acceptance trace that is damaged, or of something else
@@ -26,7 +27,8 @@
     │   ├── UnsatisfiableError              no machine offers what a stage needs
     │   └── ArtifactError                   a compiled artifact cannot be kept, or not be read back
     │       └── ArtifactMissingError        it is gone: it is compiled again
-    └── DownloadError                   6   a model could not be fetched
+    ├── DownloadError                   6   a model could not be fetched
+    └── SearchStoppedError            130   somebody asked it to stop
 
 ``docs/errors.md`` says what to do about each.
 """
@@ -73,6 +75,10 @@ class WorkloadError(InputError):
 
 class SearchSpaceError(InputError):
     """A search-space file cannot be used."""
+
+
+class HardwareError(InputError):
+    """A hardware file cannot be used."""
 
 
 class ModelError(InputError):
@@ -169,3 +175,9 @@ class DownloadError(TunerError):
     """A model could not be fetched."""
 
     exit_code = 6
+
+
+class SearchStoppedError(TunerError):
+    """A search was asked to stop before its end; what was finished is kept."""
+
+    exit_code = 130

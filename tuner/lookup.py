@@ -10,12 +10,14 @@ from typing import Literal
 from tuner.errors import NotFoundError
 
 YAML_SUFFIXES = (".yaml", ".yml")
-Kind = Literal["workloads", "search_spaces"]
+Kind = Literal["workloads", "search_spaces", "hardware"]
 
 
 def shipped_folder(kind: Kind) -> Path:
     """The folder of the files that come with the package: inside a wheel, or beside ``tuner/`` in a checkout."""
     package = Path(__file__).parent
+    if kind == "hardware":
+        return package / "_hardware"
     installed = package / "_catalog" / kind
     return installed if installed.is_dir() else package.parent / kind
 
@@ -39,7 +41,10 @@ def find_file(kind: Kind, reference: str | Path) -> Path:
     if path.is_dir() and name:
         raise NotFoundError(f"{path} is a folder", f"give a file in it, or one of: {', '.join(shipped_names(kind))}")
     what = kind.replace("_", " ").removesuffix("s")
-    if path.suffix or path.name != name:
+    has_ending = (
+        path.suffix.lower() in YAML_SUFFIXES if kind == "hardware" else bool(path.suffix)
+    )  # trn2.48xlarge has none
+    if has_ending or path.name != name:
         raise NotFoundError(f"no such {what} file: {path}", f"shipped: {', '.join(shipped_names(kind))}")
     raise NotFoundError(f"no {what} named {name!r}", did_you_mean(name, shipped_names(kind)))
 

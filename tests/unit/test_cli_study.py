@@ -239,6 +239,8 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
         *("--max-cost", "20", "--price-per-hour", "1.34", "--certify-loads", "2"),
         *("--name", "n", "--trials", "9", "--margin", "0.1", "--threads", "1", "--weight-format", "fp32"),
         *("--storage", "sqlite://", "--stage-deadline", "60", "--ray-address", "auto", "--dispatch", "inline"),
+        *("--hardware", "gpu", "--parallel", "3", "--artifacts", "s3://bucket/x", "--wait-for-nodes", "0"),
+        "--retry-failed",
     )
     options = {name: getattr(asked[0], name) for name in asked[0].__dataclass_fields__}
     assert options == {
@@ -264,6 +266,11 @@ def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.
         "weight_format": "fp32",
         "stage_deadline_s": 60.0,
         "storage": "sqlite://",
+        "hardware": "gpu",
+        "parallel": 3,
+        "artifacts": "s3://bucket/x",
+        "wait_for_nodes_s": 0.0,
+        "retry_failed": True,
         "ray_address": "auto",
         "dispatch": "inline",
     }

@@ -13,8 +13,8 @@ from tuner.cli.arguments import AsJson, Storage, new_app
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tuner.api import SearchOptions
     from tuner.driver import PredictedStudy
+    from tuner.search_options import SearchOptions
 
 app = new_app()
 
@@ -35,7 +35,10 @@ def predict(
     name: options.Name = None,
     threads: options.Threads = None,
     weight_format: options.WeightFormat = "auto",
-    stage_deadline: options.StageDeadline = 1800.0,
+    stage_deadline: options.StageDeadline = None,
+    hardware: options.Hardware = "cpu",
+    artifacts: options.Artifacts = None,
+    wait_for_nodes: options.WaitForNodes = None,
     ray_address: options.RayAddress = None,
     dispatch: options.Dispatch = "ray",
     storage: Storage = None,

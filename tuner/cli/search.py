@@ -11,8 +11,8 @@ from tuner.cli.arguments import AsJson, Storage, new_app
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tuner.api import SearchOptions
     from tuner.driver import SearchResult
+    from tuner.search_options import SearchOptions
 
 app = new_app()
 
@@ -40,7 +40,12 @@ def search(
     margin: options.Margin = 0.02,
     threads: options.Threads = None,
     weight_format: options.WeightFormat = "auto",
-    stage_deadline: options.StageDeadline = 1800.0,
+    stage_deadline: options.StageDeadline = None,
+    hardware: options.Hardware = "cpu",
+    parallel: options.Parallel = None,
+    artifacts: options.Artifacts = None,
+    wait_for_nodes: options.WaitForNodes = None,
+    retry_failed: options.RetryFailed = False,
     ray_address: options.RayAddress = None,
     dispatch: options.Dispatch = "ray",
     storage: Storage = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tuner.api import SearchOptions
+    from tuner.search_options import SearchOptions
 
 Workload = Annotated[
     str, typer.Option("--workload", "-w", metavar="NAME|FILE", help="Shipped workload, or a .yaml or .jsonl file.")
@@ -69,11 +69,13 @@ MaxMinutes = Annotated[
     typer.Option("--max-minutes", metavar="MIN", help="Most minutes of measuring before the final comparison."),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Most that these may cost, at --price-per-hour.")
+    float | None, typer.Option("--max-cost", metavar="AMOUNT", help="Most that these may cost, at the machines' price.")
 ]
 PricePerHour = Annotated[
     float | None,
-    typer.Option("--price-per-hour", metavar="AMOUNT", help="What the machines cost, for --max-cost and cost."),
+    typer.Option(
+        "--price-per-hour", metavar="AMOUNT", help="Of a machine, for --max-cost and cost; else the hardware's."
+    ),
 ]
 CertifyLoads = Annotated[
     int, typer.Option("--certify-loads", metavar="N", help="Load both sides of the final comparison anew N times.")
@@ -86,13 +88,41 @@ WeightFormat = Annotated[
     str, typer.Option("--weight-format", metavar="FORMAT", help="Of the engine's weights; auto is lossless.")
 ]
 StageDeadline = Annotated[
-    float, typer.Option("--stage-deadline", metavar="SECONDS", help="Ends a stage that runs longer.")
+    float | None,
+    typer.Option(
+        "--stage-deadline", metavar="SECONDS", help="Ends a stage that runs longer; else as the hardware says, 1800."
+    ),
 ]
+Hardware = Annotated[
+    str, typer.Option("--hardware", metavar="NAME|FILE", help="Machines: shipped hardware, or a .yaml file.")
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        "--parallel",
+        metavar="N",
+        help="Configurations in flight; else what the machines take at once, at most 4 with sampler replay.",
+    ),
+]
+Artifacts = Annotated[
+    str | None,
+    typer.Option(
+        "--artifacts", metavar="URL", help="Folder or s3://… that every machine reaches, for compiled artifacts."
+    ),
+]
+WaitForNodes = Annotated[
+    float | None,
+    typer.Option("--wait-for-nodes", metavar="SECONDS", help="Wait so long for machines that are not there yet."),
+]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Try configurations that failed earlier again.")]
 RayAddress = Annotated[
     str | None, typer.Option("--ray-address", metavar="ADDRESS", help="Of a running Ray; else one of your own.")
 ]
 Dispatch = Annotated[
-    str, typer.Option("--dispatch", metavar="ray|inline", help="Where stages run; inline is for debugging.")
+    str,
+    typer.Option(
+        "--dispatch", metavar="ray|local|inline", help="Where stages run; local needs no Ray, inline is for debugging."
+    ),
 ]
 Plot = Annotated[
     Path | None,
@@ -106,13 +136,14 @@ FIELDS = {
     "trials": "max_trials",
     "threads": "num_threads",
     "stage_deadline": "stage_deadline_s",
+    "wait_for_nodes": "wait_for_nodes_s",
 }
 """What ``SearchOptions`` calls those options that have another name there."""
 
 
 def asked(given: Mapping[str, Any]) -> SearchOptions:
     """What a command was asked for, from its options by name; those that do not concern a search are passed over."""
-    from tuner.api import SearchOptions
+    from tuner.search_options import SearchOptions
 
     known = {FIELDS.get(name, name): value for name, value in given.items()}
     wanted = {name: value for name, value in known.items() if name in SearchOptions.__dataclass_fields__}
