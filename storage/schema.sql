@@ -9,6 +9,7 @@ CREATE TABLE tuner_study (
     provenance JSON NOT NULL,
     created_at DATETIME NOT NULL,
     conclusion JSON,
+    stop_asked_at DATETIME,
     CONSTRAINT pk_tuner_study PRIMARY KEY (id),
     CONSTRAINT uq_tuner_study_name UNIQUE (name)
 );
@@ -27,6 +28,19 @@ CREATE TABLE tuner_trace (
 
 CREATE INDEX ix_tuner_trace_path_key ON tuner_trace (path_key);
 
+CREATE TABLE tuner_log (
+    study_id INTEGER NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    "key" TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    label TEXT NOT NULL,
+    node TEXT,
+    log BLOB NOT NULL,
+    ended_at DATETIME NOT NULL,
+    CONSTRAINT pk_tuner_log PRIMARY KEY (study_id, kind, "key", attempt),
+    CONSTRAINT fk_tuner_log_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
+);
+
 CREATE TABLE tuner_pareto (
     study_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
@@ -44,7 +58,9 @@ CREATE TABLE tuner_stage (
     study_id INTEGER NOT NULL,
     kind VARCHAR(16) NOT NULL,
     "key" TEXT NOT NULL,
+    label TEXT DEFAULT '' NOT NULL,
     attempt INTEGER NOT NULL,
+    node TEXT,
     state VARCHAR(16) NOT NULL,
     started_at DATETIME NOT NULL,
     ended_at DATETIME,
@@ -55,6 +71,8 @@ CREATE TABLE tuner_stage (
     CONSTRAINT uq_tuner_stage_study_id_kind_key UNIQUE (study_id, kind, "key"),
     CONSTRAINT fk_tuner_stage_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
 );
+
+CREATE INDEX ix_tuner_stage_key_kind ON tuner_stage ("key", kind);
 
 CREATE TABLE tuner_trial (
     study_id INTEGER NOT NULL,
@@ -82,6 +100,7 @@ CREATE TABLE tuner_study (
     provenance JSON NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE NOT NULL,
     conclusion JSON,
+    stop_asked_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_tuner_study PRIMARY KEY (id),
     CONSTRAINT uq_tuner_study_name UNIQUE (name)
 );
@@ -100,6 +119,19 @@ CREATE TABLE tuner_trace (
 
 CREATE INDEX ix_tuner_trace_path_key ON tuner_trace (path_key);
 
+CREATE TABLE tuner_log (
+    study_id INTEGER NOT NULL,
+    kind VARCHAR(16) NOT NULL,
+    key TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    label TEXT NOT NULL,
+    node TEXT,
+    log BYTEA NOT NULL,
+    ended_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_tuner_log PRIMARY KEY (study_id, kind, key, attempt),
+    CONSTRAINT fk_tuner_log_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
+);
+
 CREATE TABLE tuner_pareto (
     study_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
@@ -117,7 +149,9 @@ CREATE TABLE tuner_stage (
     study_id INTEGER NOT NULL,
     kind VARCHAR(16) NOT NULL,
     key TEXT NOT NULL,
+    label TEXT DEFAULT '' NOT NULL,
     attempt INTEGER NOT NULL,
+    node TEXT,
     state VARCHAR(16) NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE NOT NULL,
     ended_at TIMESTAMP WITH TIME ZONE,
@@ -128,6 +162,8 @@ CREATE TABLE tuner_stage (
     CONSTRAINT uq_tuner_stage_study_id_kind_key UNIQUE (study_id, kind, key),
     CONSTRAINT fk_tuner_stage_study_id FOREIGN KEY(study_id) REFERENCES tuner_study (id) ON DELETE CASCADE
 );
+
+CREATE INDEX ix_tuner_stage_key_kind ON tuner_stage (key, kind);
 
 CREATE TABLE tuner_trial (
     study_id INTEGER NOT NULL,

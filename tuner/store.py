@@ -1,10 +1,10 @@
-"""Where what was run and seen is kept: the records, the protocol of a store, and one in memory."""
+"""Where what was run and seen is kept: the records, and the protocol of a store."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
@@ -68,7 +68,9 @@ class StageRecord:
 
     Attributes:
         key: What it worked on, by content; with ``study_name`` and ``kind`` it names the stage.
+        label: What a person calls its configuration, as ``Speculation.label``: "good k=5".
         attempt: Counts from 0; a lost worker raises it.
+        node: The machine that runs it or ran it; None before it has one.
         result: The stage's record as JSON bytes (``records.to_json``); None until it is done.
         error_type: Class name of the error it failed with.
     """
@@ -76,13 +78,35 @@ class StageRecord:
     study_name: str
     kind: StageKind
     key: str
+    label: str = ""
     attempt: int = 0
+    node: str | None = None
     state: StageState = StageState.RUNNING
     started_at: datetime = field(default_factory=utc_now)
     ended_at: datetime | None = None
     result: bytes | None = None
     error_type: str | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLog:
+    """What one attempt of a stage wrote while it ran.
+
+    Attributes:
+        attempt: With ``study_name``, ``kind`` and ``key`` it names the log.
+        label: As ``StageRecord.label``.
+        text: At most 256 KiB: the end of what was written.
+    """
+
+    study_name: str
+    kind: StageKind
+    key: str
+    attempt: int
+    label: str
+    node: str | None
+    text: str
+    ended_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +207,24 @@ class TrialStore(Protocol):
         """All stages of a study in order of their start, without their results."""
         ...
 
+    def compile_of(self, key: str) -> StageRecord | None:
+        """How compiling what has this key ended, in any study: the newest that is done, else the newest that failed.
+
+        None where it never ended.
+        """
+        ...
+
+    def save_log(self, log: StageLog) -> None:
+        """Keep what an attempt of a stage wrote; replaces the log of the same attempt.
+
+        Characters that a database would refuse are replaced, see ``storable_text``.
+        """
+        ...
+
+    def logs(self, study_name: str, label: str | None = None) -> tuple[StageLog, ...]:
+        """The logs of a study's stages, or of those with this label, oldest first."""
+        ...
+
     def save_trial(self, trial: TrialRecord) -> None:
         """Insert or replace the trial named by (study, number).
 
@@ -212,6 +254,22 @@ class TrialStore(Protocol):
 
     def traces(self, path_key: str | None = None) -> tuple[TraceRecord, ...]:
         """All traces, or those along the same outputs, oldest first and without their data."""
+        ...
+
+    def ask_to_stop(self, study_name: str) -> None:
+        """Ask whoever runs the study to stop; asking again changes nothing.
+
+        Raises:
+            NotFoundError: There is no study of that name.
+        """
+        ...
+
+    def stop_asked(self, study_name: str) -> bool:
+        """Whether the study is asked to stop."""
+        ...
+
+    def withdraw_stop(self, study_name: str) -> None:
+        """No longer ask the study to stop."""
         ...
 
     def close(self) -> None:
@@ -273,92 +331,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class MemoryStore:
-    """A store that forgets everything at the end of the process; for tests."""
-
-    def __init__(self) -> None:
-        self._studies: dict[str, StudyRecord] = {}
-        self._stages: dict[tuple[str, StageKind, str], StageRecord] = {}
-        self._trials: dict[tuple[str, int], TrialRecord] = {}
-        self._fronts: dict[str, tuple[ParetoEntry, ...]] = {}
-        self._traces: dict[str, TraceRecord] = {}
-
-    def add_study(self, study: StudyRecord) -> StudyRecord:
-        """See ``TrialStore.add_study``."""
-        check_study_name(study.name)
-        stored = self._studies.setdefault(study.name, study)
-        check_same_study(stored, study)
-        return stored
-
-    def study(self, name: str) -> StudyRecord:
-        """See ``TrialStore.study``."""
-        if name not in self._studies:
-            raise no_such_study(name, tuple(self._studies))
-        return self._studies[name]
-
-    def studies(self) -> tuple[StudyRecord, ...]:
-        """See ``TrialStore.studies``."""
-        return tuple(sorted(self._studies.values(), key=lambda study: study.created_at))
-
-    def conclude(self, study_name: str, conclusion: Mapping[str, Any], front: Sequence[ParetoEntry]) -> None:
-        """See ``TrialStore.conclude``."""
-        check_front(front)
-        self._studies[study_name] = replace(self.study(study_name), conclusion=dict(conclusion))
-        self._fronts[study_name] = tuple(front)
-
-    def pareto_front(self, study_name: str) -> tuple[ParetoEntry, ...]:
-        """See ``TrialStore.pareto_front``."""
-        return self._fronts.get(study_name, ())
-
-    def save_stage(self, stage: StageRecord) -> None:
-        """See ``TrialStore.save_stage``."""
-        self.study(stage.study_name)
-        key = (stage.study_name, stage.kind, stage.key)
-        check_stage_change(self._stages.get(key), stage)
-        self._stages[key] = stage
-
-    def stage(self, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
-        """See ``TrialStore.stage``."""
-        return self._stages.get((study_name, kind, key))
-
-    def stages(self, study_name: str) -> tuple[StageRecord, ...]:
-        """See ``TrialStore.stages``."""
-        mine = (stage for stage in self._stages.values() if stage.study_name == study_name)
-        return tuple(replace(stage, result=None) for stage in sorted(mine, key=lambda stage: stage.started_at))
-
-    def save_trial(self, trial: TrialRecord) -> None:
-        """See ``TrialStore.save_trial``."""
-        self.study(trial.study_name)
-        check_trial_change(self._trials.get((trial.study_name, trial.number)), trial)
-        self._trials[trial.study_name, trial.number] = trial
-
-    def trials(self, study_name: str) -> tuple[TrialRecord, ...]:
-        """See ``TrialStore.trials``."""
-        mine = (trial for trial in self._trials.values() if trial.study_name == study_name)
-        return tuple(sorted(mine, key=lambda trial: trial.number))
-
-    def save_trace(self, trace: TraceRecord) -> bool:
-        """See ``TrialStore.save_trace``."""
-        check_has_data(trace)
-        stored = self._traces.get(trace.key)
-        if stored is not None and stored.depth >= trace.depth:
-            return False
-        self._traces[trace.key] = trace
-        return True
-
-    def trace(self, key: str) -> TraceRecord | None:
-        """See ``TrialStore.trace``."""
-        return self._traces.get(key)
-
-    def traces(self, path_key: str | None = None) -> tuple[TraceRecord, ...]:
-        """See ``TrialStore.traces``."""
-        wanted = (one for one in self._traces.values() if path_key is None or one.path_key == path_key)
-        return tuple(replace(one, data=None) for one in sorted(wanted, key=lambda one: one.created_at))
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
 def no_such_study(name: str, existing: Sequence[str]) -> NotFoundError:
     """The error for a name that no study has; the hint lists near names, or the latest where none is near."""
     near = get_close_matches(name, existing, n=5) or existing[-5:]
@@ -366,6 +338,11 @@ def no_such_study(name: str, existing: Sequence[str]) -> NotFoundError:
     return NotFoundError(
         f"no study named {name!r}", f"there are: {known}" if known else "run `tuner search` to make one"
     )
+
+
+def storable_text(text: str) -> str:
+    """The text as every database takes it: NUL and what is no character of Unicode are replaced."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def check_stage_change(stored: StageRecord | None, new: StageRecord) -> None:

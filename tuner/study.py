@@ -107,6 +107,13 @@ class TrialLedger:
         """Why nothing more is worth a trial; None while something is, or where the sampler cannot tell."""
         return finished(self._study)
 
+    def wants_more(self) -> bool:
+        """Whether asking now makes sense although trials are running: always, where the sampler cannot tell."""
+        sampler = self._study.sampler
+        if not isinstance(sampler, ReplaySampler):
+            return True
+        return bool(sampler.worth_measuring(self._study) or sampler.unpredicted(self._study))
+
     def standing(self) -> Standing | None:
         """The best so far and what could still beat it; None where the sampler cannot tell."""
         sampler = self._study.sampler
@@ -151,6 +158,12 @@ class TrialLedger:
         """The configuration to try next. It may repeat an earlier one: the caller answers those from the store."""
         trial = self._study.ask(self._distributions)
         return Asked(trial.number, self._speculation(trial.params))
+
+    def ask_again(self, speculation: Speculation) -> Asked:
+        """A trial of a configuration that was tried before."""
+        tokens = max(speculation.drafted_tokens, self._lowest_tokens)
+        self._study.enqueue_trial({DRAFT: speculation.draft_name, TOKENS: tokens})
+        return self.ask()
 
     def tell(self, trial: TrialRecord) -> None:
         """Tell Optuna what became of a trial, from our row; telling twice changes nothing."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tuner.store import ParetoEntry, StageRecord, StudyRecord, TrialRecord
+from tuner.store import ParetoEntry, StageLog, StageRecord, StudyRecord, TrialRecord, storable_text
 from tuner.traces import TraceRecord
-from tuner_storage.tables import ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
+from tuner_storage.tables import LogRow, ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
 
 MAX_ERROR_CHARACTERS = 65_536
 """Errors carry the log of what failed; its end says more than its middle, and 64 kB is more than anyone reads."""
@@ -22,7 +22,7 @@ def stored_form(record: RecordT) -> RecordT:
 
 def cut(text: str) -> str:
     """The text as every database takes it, and its middle left out, with a mark, when it is too long."""
-    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    text = storable_text(text)
     if len(text) <= MAX_ERROR_CHARACTERS:
         return text
     mark = f"\n[… cut: {len(text)} characters, {MAX_ERROR_CHARACTERS} kept …]\n"
@@ -47,7 +47,9 @@ def stage_record(row: StageRow, study_name: str, *, with_result: bool = True) ->
         study_name=study_name,
         kind=row.kind,
         key=row.key,
+        label=row.label,
         attempt=row.attempt,
+        node=row.node,
         state=row.state,
         started_at=row.started_at,
         ended_at=row.ended_at,
@@ -57,15 +59,48 @@ def stage_record(row: StageRow, study_name: str, *, with_result: bool = True) ->
     )
 
 
-def fill_stage(row: StageRow, stage: StageRecord) -> None:
-    """Write everything of the stage but its name into the row."""
-    row.attempt = stage.attempt
-    row.state = stage.state
-    row.started_at = stage.started_at
-    row.ended_at = stage.ended_at
-    row.result = stage.result
-    row.error_type = stage.error_type
-    row.error = stage.error
+def stage_columns(stage: StageRecord) -> dict[str, Any]:
+    """The stage's values by column, but for its study."""
+    return {
+        "kind": stage.kind,
+        "key": stage.key,
+        "label": stage.label,
+        "attempt": stage.attempt,
+        "node": stage.node,
+        "state": stage.state,
+        "started_at": stage.started_at,
+        "ended_at": stage.ended_at,
+        "result": stage.result,
+        "error_type": stage.error_type,
+        "error": stage.error,
+    }
+
+
+def stage_log(row: LogRow, study_name: str) -> StageLog:
+    """The log of a row."""
+    return StageLog(
+        study_name=study_name,
+        kind=row.kind,
+        key=row.key,
+        attempt=row.attempt,
+        label=row.label,
+        node=row.node,
+        text=row.text.decode(),
+        ended_at=row.ended_at,
+    )
+
+
+def log_columns(log: StageLog) -> dict[str, Any]:
+    """The log's values by column, but for its study."""
+    return {
+        "kind": log.kind,
+        "key": log.key,
+        "attempt": log.attempt,
+        "label": log.label,
+        "node": log.node,
+        "log": storable_text(log.text).encode(),
+        "ended_at": log.ended_at,
+    }
 
 
 def trial_record(row: TrialRow, study_name: str) -> TrialRecord:
@@ -86,18 +121,21 @@ def trial_record(row: TrialRow, study_name: str) -> TrialRecord:
     )
 
 
-def fill_trial(row: TrialRow, trial: TrialRecord) -> None:
-    """Write everything of the trial but its name into the row."""
-    row.speculation = trial.speculation
-    row.state = trial.state
-    row.values = dict(trial.values)
-    row.metrics = dict(trial.metrics)
-    row.predicted = dict(trial.predicted)
-    row.duplicate_of = trial.duplicate_of
-    row.error_type = trial.error_type
-    row.error = trial.error
-    row.created_at = trial.created_at
-    row.ended_at = trial.ended_at
+def trial_columns(trial: TrialRecord) -> dict[str, Any]:
+    """The trial's values by column, but for its study."""
+    return {
+        "number": trial.number,
+        "speculation": trial.speculation,
+        "state": trial.state,
+        "objective_values": dict(trial.values),
+        "metrics": dict(trial.metrics),
+        "predicted": dict(trial.predicted),
+        "duplicate_of": trial.duplicate_of,
+        "error_type": trial.error_type,
+        "error": trial.error,
+        "created_at": trial.created_at,
+        "ended_at": trial.ended_at,
+    }
 
 
 def pareto_entry(row: ParetoRow) -> ParetoEntry:

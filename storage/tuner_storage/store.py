@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Engine, Insert, delete, select
+from sqlalchemy import URL, Engine, Insert, case, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, undefer
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
+from tuner.errors import NotFoundError
 from tuner.records import StageKind
 from tuner.store import (
     ParetoEntry,
+    StageLog,
     StageRecord,
+    StageState,
     StudyRecord,
     TrialRecord,
     check_front,
@@ -23,12 +26,14 @@ from tuner.store import (
     check_study_name,
     check_trial_change,
     no_such_study,
+    utc_now,
 )
 from tuner.traces import TraceRecord
 from tuner_storage import rows
 from tuner_storage.errors import ConnectionLostError
 from tuner_storage.session import reading, writing
-from tuner_storage.tables import Base, ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
+from tuner_storage.tables import Base, LogRow, ParetoRow, StageRow, StudyRow, TraceRow, TrialRow
+from tuner_storage.upserts import write_log, write_stage, write_trial
 from tuner_storage.urls import hidden
 
 T = TypeVar("T")
@@ -103,6 +108,18 @@ class SqlTrialStore:
         """See ``TrialStore.stages``."""
         return self._read(lambda session: _stages(session, study_name))
 
+    def compile_of(self, key: str) -> StageRecord | None:
+        """See ``TrialStore.compile_of``."""
+        return self._read(lambda session: _compile_of(session, key))
+
+    def save_log(self, log: StageLog) -> None:
+        """See ``TrialStore.save_log``."""
+        self._write(lambda session: _save_log(session, log))
+
+    def logs(self, study_name: str, label: str | None = None) -> tuple[StageLog, ...]:
+        """See ``TrialStore.logs``."""
+        return self._read(lambda session: _logs(session, study_name, label))
+
     def save_trial(self, trial: TrialRecord) -> None:
         """See ``TrialStore.save_trial``."""
         self._write(lambda session: _save_trial(session, rows.stored_form(trial)))
@@ -124,6 +141,20 @@ class SqlTrialStore:
         """See ``TrialStore.traces``."""
         return self._read(lambda session: _traces(session, path_key))
 
+    def ask_to_stop(self, study_name: str) -> None:
+        """See ``TrialStore.ask_to_stop``."""
+        self._write(lambda session: _ask_to_stop(session, study_name))
+
+    def stop_asked(self, study_name: str) -> bool:
+        """See ``TrialStore.stop_asked``."""
+        asked_at = select(StudyRow.stop_asked_at).where(StudyRow.name == study_name)
+        return self._read(lambda session: session.scalar(asked_at)) is not None
+
+    def withdraw_stop(self, study_name: str) -> None:
+        """See ``TrialStore.withdraw_stop``."""
+        withdrawn = update(StudyRow).where(StudyRow.name == study_name).values(stop_asked_at=None)
+        self._write(lambda session: session.execute(withdrawn))
+
     def close(self) -> None:
         """Release connections. May be called twice."""
         self._engine.dispose()
@@ -144,12 +175,16 @@ class SqlTrialStore:
 
 
 def _study_row(session: Session, name: str, *, lock: bool = False) -> StudyRow:
-    """The study's row; locked, all other writers of the study wait until the transaction ends."""
+    """The study's row; locked, all others who conclude it or ask it to stop wait until the transaction ends."""
     query = select(StudyRow).where(StudyRow.name == name)
     row = session.scalar(query.with_for_update() if lock else query)
     if row is None:
-        raise no_such_study(name, tuple(session.scalars(select(StudyRow.name).order_by(StudyRow.id))))
+        raise _no_such_study(session, name)
     return row
+
+
+def _no_such_study(session: Session, name: str) -> NotFoundError:
+    return no_such_study(name, tuple(session.scalars(select(StudyRow.name).order_by(StudyRow.id))))
 
 
 def _add_study(session: Session, study: StudyRecord) -> StudyRecord:
@@ -184,20 +219,20 @@ def _conclude(session: Session, study_name: str, conclusion: Mapping[str, Any], 
 
 
 def _save_stage(session: Session, stage: StageRecord) -> None:
-    study = _study_row(session, stage.study_name, lock=True)
-    row = session.scalar(
-        select(StageRow).where(StageRow.study_id == study.id, StageRow.kind == stage.kind, StageRow.key == stage.key)
-    )
-    check_stage_change(None if row is None else rows.stage_record(row, study.name), stage)
-    if row is None:
-        row = StageRow(study_id=study.id, kind=stage.kind, key=stage.key)
-        session.add(row)
-    rows.fill_stage(row, stage)
+    if write_stage(session, stage.study_name, rows.stage_columns(stage)):
+        return
+    stored = _stage(session, stage.study_name, stage.kind, stage.key)
+    if stored is None:
+        raise _no_such_study(session, stage.study_name)
+    check_stage_change(stored, stage)
 
 
 def _stage(session: Session, study_name: str, kind: StageKind, key: str) -> StageRecord | None:
     row = session.scalar(
-        select(StageRow).join(StudyRow).where(StudyRow.name == study_name, StageRow.kind == kind, StageRow.key == key)
+        select(StageRow)
+        .options(undefer(StageRow.result))
+        .join(StudyRow)
+        .where(StudyRow.name == study_name, StageRow.kind == kind, StageRow.key == key)
     )
     return None if row is None else rows.stage_record(row, study_name)
 
@@ -209,14 +244,51 @@ def _stages(session: Session, study_name: str) -> tuple[StageRecord, ...]:
     return tuple(rows.stage_record(row, study_name, with_result=False) for row in session.scalars(by_start))
 
 
+def _compile_of(session: Session, key: str) -> StageRecord | None:
+    done_first = case((StageRow.state == StageState.DONE, 0), else_=1)
+    newest_first = func.coalesce(StageRow.ended_at, StageRow.started_at).desc()
+    found = session.execute(
+        select(StageRow, StudyRow.name)
+        .options(undefer(StageRow.result))
+        .join(StudyRow)
+        .where(StageRow.key == key, StageRow.kind == StageKind.COMPILE, StageRow.state != StageState.RUNNING)
+        .order_by(done_first, newest_first)
+        .limit(1)
+    ).first()
+    return None if found is None else rows.stage_record(*found)
+
+
+def _save_log(session: Session, log: StageLog) -> None:
+    if not write_log(session, log.study_name, rows.log_columns(log)):
+        raise _no_such_study(session, log.study_name)
+
+
+def _logs(session: Session, study_name: str, label: str | None) -> tuple[StageLog, ...]:
+    oldest_first = (
+        select(LogRow)
+        .join(StudyRow)
+        .where(StudyRow.name == study_name)
+        .order_by(LogRow.ended_at, LogRow.kind, LogRow.key, LogRow.attempt)
+    )
+    wanted = oldest_first if label is None else oldest_first.where(LogRow.label == label)
+    return tuple(rows.stage_log(row, study_name) for row in session.scalars(wanted))
+
+
+def _ask_to_stop(session: Session, study_name: str) -> None:
+    study = _study_row(session, study_name, lock=True)
+    if study.stop_asked_at is None:
+        study.stop_asked_at = utc_now()
+
+
 def _save_trial(session: Session, trial: TrialRecord) -> None:
-    study = _study_row(session, trial.study_name, lock=True)
-    row = session.get(TrialRow, (study.id, trial.number))
-    check_trial_change(None if row is None else rows.trial_record(row, study.name), trial)
+    check_trial_change(None, trial)
+    if write_trial(session, trial.study_name, rows.trial_columns(trial)):
+        return
+    by_number = select(TrialRow).join(StudyRow)
+    row = session.scalar(by_number.where(StudyRow.name == trial.study_name, TrialRow.number == trial.number))
     if row is None:
-        row = TrialRow(study_id=study.id, number=trial.number)
-        session.add(row)
-    rows.fill_trial(row, trial)
+        raise _no_such_study(session, trial.study_name)
+    check_trial_change(rows.trial_record(row, trial.study_name), trial)
 
 
 def _trials(session: Session, study_name: str) -> tuple[TrialRecord, ...]:

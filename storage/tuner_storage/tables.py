@@ -1,6 +1,7 @@
 """The tables. All are named ``tuner_*``: Optuna owns ``studies``, ``trials``, ``alembic_version`` in the same database.
 
     tuner_study ─┬─ tuner_stage    one row per (study, kind, key); its result deflated
+                 ├─ tuner_log      one row per attempt of a stage; its text deflated
                  ├─ tuner_trial    one row per (study, number)
                  └─ tuner_pareto   the front as last concluded, one row per position
     tuner_trace                    one row per acceptance trace; belongs to no study
@@ -14,7 +15,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import Double, Enum, ForeignKey, LargeBinary, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import Double, Enum, ForeignKey, Index, LargeBinary, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tuner.records import StageKind
@@ -69,25 +70,46 @@ class StudyRow(Base):
     provenance: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
     conclusion: Mapped[dict[str, Any] | None]
+    stop_asked_at: Mapped[datetime | None]
 
 
 class StageRow(Base):
     """One piece of work and, when it is done, its result."""
 
     __tablename__ = "tuner_stage"
-    __table_args__ = (UniqueConstraint("study_id", "kind", "key"),)
+    __table_args__ = (
+        UniqueConstraint("study_id", "kind", "key"),
+        Index(None, "key", "kind"),  # one configuration is compiled once for all studies
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     study_id: Mapped[StudyId]
     kind: Mapped[StageKind]
     key: Mapped[str]
+    label: Mapped[str] = mapped_column(server_default="")
     attempt: Mapped[int]
+    node: Mapped[str | None]
     state: Mapped[StageState]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     result: Mapped[bytes | None] = mapped_column(deferred=True)
     error_type: Mapped[str | None]
     error: Mapped[str | None]
+
+
+class LogRow(Base):
+    """What one attempt of a stage wrote."""
+
+    __tablename__ = "tuner_log"
+
+    study_id: Mapped[StudyId] = mapped_column(primary_key=True)
+    kind: Mapped[StageKind] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    label: Mapped[str]
+    node: Mapped[str | None]
+    text: Mapped[bytes] = mapped_column("log")  # TEXT is a word of SQL
+    ended_at: Mapped[datetime]
 
 
 class TrialRow(Base):

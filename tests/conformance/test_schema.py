@@ -15,8 +15,7 @@ from sqlalchemy import Engine, create_engine, inspect, text
 
 from tests.support.schemas import EAGLE, FOLDER
 from tuner.errors import SchemaError
-from tuner.testing.stores import a_finished_trial, a_study
-from tuner.testing.trace_stores import a_trace
+from tuner.testing.store_records import a_finished_trial, a_study, a_trace
 from tuner_storage import open_engine, open_store, optuna_url, schema_status, upgrade
 from tuner_storage.migrate import MIGRATIONS, VERSION_TABLE, is_ours
 from tuner_storage.session import writing
@@ -42,6 +41,7 @@ def upgrade():
 COLUMN_OF_NEXT = "note"
 HEAD = schema_status(create_engine("sqlite://")).head
 FIRST_WITH_TRACES = "0002"
+FIRST_WITH_LOGS = "0003"
 
 
 @pytest.fixture
@@ -166,6 +166,10 @@ def test_every_old_schema_upgrades(released: Path, tmp_path: Path) -> None:
     has_traces = released.stem >= FIRST_WITH_TRACES
     assert [entry.probability for entry in store.pareto_front("code-gen")] == [0.75 if has_traces else None]
     assert [(trace.key, trace.depth) for trace in store.traces("cdef")] == ([("89ab", 4)] if has_traces else [])
+    has_logs = released.stem >= FIRST_WITH_LOGS
+    assert (done.label, done.node) == (("no speculation", "10.0.0.7") if has_logs else ("", None))
+    assert [log.text for log in store.logs("code-gen")] == (["loading\n"] if has_logs else [])
+    assert store.stop_asked("code-gen") == has_logs
     store.close()
 
 

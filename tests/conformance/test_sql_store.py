@@ -20,14 +20,23 @@ from sqlalchemy import event, make_url, text
 
 from tuner.errors import StorageError
 from tuner.store import StageKind
-from tuner.testing.stores import a_done_stage, a_finished_trial, a_stage, a_study, a_trial, an_entry
-from tuner.testing.trace_stores import a_trace
+from tuner.testing.store_records import (
+    a_done_stage,
+    a_finished_trial,
+    a_log,
+    a_stage,
+    a_study,
+    a_trace,
+    a_trial,
+    an_entry,
+)
 from tuner_storage import SqlTrialStore, open_store
 from tuner_storage.rows import MAX_ERROR_CHARACTERS, cut
 from tuner_storage.session import reading, writing
 from tuner_storage.tables import StudyRow
 
 SPAWN = multiprocessing.get_context("spawn")
+TABLES_OF_A_STUDY = ("trial", "stage", "log", "pareto")
 
 
 @pytest.fixture
@@ -171,12 +180,13 @@ def test_a_deleted_study_takes_all_of_it_along(store: SqlTrialStore) -> None:
     store.save_trace(a_trace())
     store.save_trial(a_trial())
     store.save_stage(a_stage())
+    store.save_log(a_log())
     store.conclude("code-gen", {}, [an_entry()])
     with writing(store.engine) as session:
         session.execute(text("DELETE FROM tuner_study"))
     with reading(store.engine) as session:
-        counts = [session.scalar(text(f"SELECT count(*) FROM tuner_{one}")) for one in ("trial", "stage", "pareto")]  # noqa: S608
-    assert counts == [0, 0, 0]
+        counts = [session.scalar(text(f"SELECT count(*) FROM tuner_{one}")) for one in TABLES_OF_A_STUDY]  # noqa: S608
+    assert counts == [0, 0, 0, 0]
     assert store.trace(a_trace().key) == a_trace()  # it serves the next study
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tuner.store import MemoryStore, TrialStore
+from tuner.store import TrialStore
+from tuner.testing.memory_store import MemoryStore
 from tuner.testing.stores import PersistentTrialStoreContract, TrialStoreContract
 from tuner_storage import open_store
 

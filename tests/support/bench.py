@@ -15,8 +15,9 @@ from tuner.objective import DEFAULT_OBJECTIVES
 from tuner.plan import SearchPlan
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.speculation import Method
-from tuner.store import MemoryStore, TrialStore
+from tuner.store import TrialStore
 from tuner.study import TrialLedger
+from tuner.testing.memory_store import MemoryStore
 from tuner.workload import Workload
 
 SPACE = SearchSpace(

@@ -15,6 +15,7 @@ from tuner.speculation import NO_SPECULATION, Method, Speculation
 from tuner.store import (
     ParetoEntry,
     StageKind,
+    StageLog,
     StageRecord,
     StageState,
     StudyRecord,
@@ -39,6 +40,8 @@ def write_database(folder: Path) -> Path:
             study_name="code-gen",
             kind=StageKind.BASELINE,
             key="0123",
+            label="no speculation",
+            node="10.0.0.7",
             state=StageState.DONE,
             started_at=NOON,
             ended_at=NOON,
@@ -46,6 +49,19 @@ def write_database(folder: Path) -> Path:
         )
     )
     store.save_stage(StageRecord(study_name="code-gen", kind=StageKind.TRACE, key="4567", error_type="E", error="e"))
+    store.save_log(
+        StageLog(
+            study_name="code-gen",
+            kind=StageKind.BASELINE,
+            key="0123",
+            attempt=0,
+            label="no speculation",
+            node="10.0.0.7",
+            text="loading\n",
+            ended_at=NOON,
+        )
+    )
+    store.ask_to_stop("code-gen")
     for trial in (_trial(0, NO_SPECULATION, 1000.0), _trial(1, EAGLE, 800.0)):
         store.save_trial(trial)
     front = ParetoEntry(speculation=EAGLE, values={"e2e_ms": 800.0}, trial_number=1, is_measured=True, probability=0.75)

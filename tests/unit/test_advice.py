@@ -13,8 +13,8 @@ from tuner.advice import Advice, DraftAdvice, advise
 from tuner.errors import ConfigurationError
 from tuner.predictions import Predictions
 from tuner.records import BaselineResult, Measurement, PromptTrace, TimedSteps, Trace, TraceResult
-from tuner.store import MemoryStore
 from tuner.stored import StoredStudy, read_study
+from tuner.testing.memory_store import MemoryStore
 
 HIT_RATES = {"light": 0.6, "heavy": 0.9}
 

@@ -20,13 +20,14 @@ from tuner.driver import PredictedStudy, Search, SearchResult
 from tuner.engines.base import Capabilities
 from tuner.errors import EngineNotInstalledError
 from tuner.observer import SilentObserver
-from tuner.plan import SearchPlan
+from tuner.plan import Compiling, SearchPlan
 from tuner.records import Sampling, TargetOutput, Trace
 from tuner.search_space import Draft, DraftTokens, SearchSpace
 from tuner.speculation import EngineConfig, Method, Speculation
-from tuner.store import MemoryStore, TrialState
+from tuner.store import TrialState
 from tuner.stored import read_study
 from tuner.study import TrialLedger
+from tuner.testing.memory_store import MemoryStore
 from tuner.transfer import INEXACT_SHARE, LEAST_DOUBT
 
 SPACE = SearchSpace(
@@ -250,7 +251,9 @@ def test_drafts_that_cannot_be_traced_are_explored_without_predictions(
     monkeypatch.setattr(OpaqueEngine, "capabilities", replace(OpaqueEngine.capabilities, needs_compile=True))
     model = "bad" if method is Method.EAGLE else None
     drafts = (SPACE.drafts[0], Draft(name="bad", method=method, model=model))
-    result = bench.predict(space=SPACE.model_copy(update={"drafts": drafts}))
+    compiling = Compiling(key_of=lambda config: config.key, loads_at_once=1)
+    space = SPACE.model_copy(update={"drafts": drafts})
+    result = bench.predict(space=space, compiling=compiling, cache_dir=str(bench.folder))
     assert {name for name, _ in result.predictions.by_configuration} == {"good"}
     (notice,) = [one for one in bench.heard.notices if "without predictions" in one]
     assert words in notice

@@ -29,10 +29,10 @@ from tuner.predictions import Predictions
 from tuner.records import StageKind
 from tuner.search_space import DraftTokens
 from tuner.stopping import Budget
-from tuner.store import MemoryStore
 from tuner.stored import read_study
 from tuner.study import TrialLedger
 from tuner.study_charts import write_prediction
+from tuner.testing.memory_store import MemoryStore
 
 
 class Studies:

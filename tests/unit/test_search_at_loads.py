@@ -18,9 +18,9 @@ from tuner.records import BaselineResult, MeasureResult, StageKind, from_json
 from tuner.search_space import DraftTokens
 from tuner.speculation import NO_SPECULATION, Speculation
 from tuner.stopping import StopKind
-from tuner.store import MemoryStore
 from tuner.stored import read_study
 from tuner.study import TrialLedger
+from tuner.testing.memory_store import MemoryStore
 from tuner.trial import StageTask
 
 LATENCY_AND_THROUGHPUT = ("e2e_ms@1", "output_tokens_per_s@8")

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import pytest
 
-from tuner.testing.stores import a_stage
+from tuner.testing.store_records import a_stage
 from tuner_storage.columns import plain_json
 from tuner_storage.rows import MAX_ERROR_CHARACTERS, cut, stored_form
 

@@ -24,9 +24,10 @@ from tuner.reuse import transferred_traces, whole
 from tuner.search_space import Draft, DraftTokens
 from tuner.speculation import Method
 from tuner.stopping import Budget
-from tuner.store import MemoryStore, StageRecord, StageState, TrialStore
+from tuner.store import StageRecord, StageState, TrialStore
 from tuner.stored import read_study
 from tuner.study import TrialLedger
+from tuner.testing.memory_store import MemoryStore
 from tuner.trace_keys import Numerics
 from tuner.traces import unpack_trace
 

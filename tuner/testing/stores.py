@@ -20,84 +20,33 @@ import pytest
 
 from tuner.errors import ConfigurationError, NotFoundError, StorageError, StudyMismatchError
 from tuner.records import StageKind
-from tuner.speculation import Method, Speculation
+from tuner.speculation import Speculation
 from tuner.store import (
     MAX_NAME_LENGTH,
-    ParetoEntry,
-    StageRecord,
     StageState,
     StudyRecord,
     TrialRecord,
     TrialState,
     TrialStore,
 )
-from tuner.testing.trace_stores import NOON, TraceStoreContract, a_trace
+from tuner.testing.cluster_stores import ClusterStoreContract
+from tuner.testing.store_records import (
+    NGRAM,
+    NOON,
+    a_done_stage,
+    a_finished_trial,
+    a_stage,
+    a_study,
+    a_trace,
+    a_trial,
+    an_entry,
+)
+from tuner.testing.trace_stores import TraceStoreContract
 
-EAGLE = Speculation(method=Method.EAGLE, draft_name="eagle", draft_model="/models/eagle", drafted_tokens=3)
-NGRAM = Speculation(method=Method.NGRAM, draft_name="ngram", drafted_tokens=5, prompt_lookup_max=4, prompt_lookup_min=2)
 FINISHED = tuple(state for state in TrialState if state is not TrialState.RUNNING)
 
 
-def a_study(name: str = "code-gen", **changes: Any) -> StudyRecord:
-    """A study with nested settings, text beyond ASCII, and every kind of JSON value."""
-    study = StudyRecord(
-        name=name,
-        spec={
-            "target": "SmolLM2",
-            "workload": {"name": "code-gen", "classes": ["python", "größe \N{GRINNING FACE}"], "prompts": None},
-            "seed": 7,
-            "margin": 0.05,
-            "is_quick": False,
-        },
-        provenance={"packages": {"optuna": "5.0.0"}, "argv": ["tuner", "search"]},
-        created_at=NOON,
-    )
-    return replace(study, **changes)
-
-
-def a_stage(study_name: str = "code-gen", **changes: Any) -> StageRecord:
-    """A stage that runs."""
-    stage = StageRecord(study_name=study_name, kind=StageKind.MEASURE, key="0123456789abcdef", started_at=NOON)
-    return replace(stage, **changes)
-
-
-def a_done_stage(study_name: str = "code-gen", **changes: Any) -> StageRecord:
-    """A stage that is done, with a result."""
-    done = a_stage(
-        study_name, state=StageState.DONE, ended_at=NOON + timedelta(seconds=1.5), result=b'{"wall_s": 1.5}\x00\xff'
-    )
-    return replace(done, **changes)
-
-
-def a_trial(study_name: str = "code-gen", number: int = 1, **changes: Any) -> TrialRecord:
-    """A trial that runs."""
-    trial = TrialRecord(study_name=study_name, number=number, speculation=EAGLE, created_at=NOON)
-    return replace(trial, **changes)
-
-
-def a_finished_trial(study_name: str = "code-gen", number: int = 1, **changes: Any) -> TrialRecord:
-    """A trial with every field filled."""
-    trial = a_trial(
-        study_name,
-        number,
-        state=TrialState.COMPLETE,
-        values={"e2e_ms": 812.25, "waste": 0.1 + 0.2},
-        metrics={"ttft_ms": 20.5, "tpot_ms": None},
-        predicted={"speedup": 1.4},
-        duplicate_of=0,
-        ended_at=NOON + timedelta(minutes=3),
-    )
-    return replace(trial, **changes)
-
-
-def an_entry(**changes: Any) -> ParetoEntry:
-    """A measured member of a front."""
-    return replace(
-        ParetoEntry(speculation=EAGLE, values={"e2e_ms": 812.25}, trial_number=1, is_measured=True), **changes
-    )
-
-
-class TrialStoreContract(TraceStoreContract):
+class TrialStoreContract(TraceStoreContract, ClusterStoreContract):
     """What the docstrings of ``TrialStore`` promise; subclasses override the fixture ``store``."""
 
     @pytest.fixture

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pytest
 
 from tuner.errors import StorageError
 from tuner.store import TrialStore
-from tuner.traces import TraceRecord
-
-NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
-
-
-def a_trace(**changes: Any) -> TraceRecord:
-    """An acceptance trace; a store does not look into its data."""
-    trace = TraceRecord(
-        key="0123456789abcdef",
-        path_key="fedcba9876543210",
-        header={"key": {"target": "ab", "draft": None}, "prompts": 12, "provenance": {"study": "größe"}},
-        depth=4,
-        data=b"PK\x03\x04\x00\xff",
-        created_at=NOON,
-    )
-    return replace(trace, **changes)
+from tuner.testing.store_records import NOON, a_trace
 
 
 class TraceStoreContract:
