@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from tuner.errors import DispatchError, StageTimeoutError, TunerError
 from tuner.needs import Needs
-from tuner.trial import Progress, StageTask, run_stage
-
-POLL_INTERVAL_S = 0.25
-"""Between two looks at a running stage: each costs the driver well under a millisecond of the timed cores."""
+from tuner.trial import StageTask, run_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +42,10 @@ class StageStatus:
     def has_ended(self) -> bool:
         """Whether the stage ended, well or badly."""
         return self.result is not None or self.error is not None
+
+
+class StageBugError(Exception):
+    """A stage ended by an exception that is not one of ours: a bug. Its text is the traceback of the stage."""
 
 
 class Dispatcher(Protocol):
@@ -91,21 +92,6 @@ class Dispatcher(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
-
-
-def wait_for(
-    dispatcher: Dispatcher,
-    task: StageTask,
-    progress: Progress | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> StageStatus:
-    """Submit a stage and look at it until it ends."""
-    dispatcher.submit(task)
-    while not (status := dispatcher.poll(task)).has_ended:
-        if progress is not None and status.total:
-            progress(status.done, status.total)
-        sleep(POLL_INTERVAL_S)
-    return status
 
 
 class InlineDispatcher:

@@ -1,19 +1,21 @@
 """The search: baseline, traces, predictions, trials, certification, verdict.
 
 Every step is resumable. When a stage ends, its result is stored, then the worker forgets it; when a trial ends, our
-row is written, then Optuna is told. Whatever dies in between, the same command goes on from the last row.
+row is written, then Optuna is told. Whatever dies in between, the same command goes on from the last row. Trials are
+works that wait for their stages; the driver moves all of them on and waits for none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.decide import Decision, no_winner
 from tuner.dispatch import Dispatcher
-from tuner.errors import EngineError, InputError, StageTimeoutError
+from tuner.errors import ArtifactMissingError, DispatchError, TunerError, WorkerLostError
 from tuner.evidence import Evidence
 from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
@@ -30,15 +32,21 @@ from tuner.records import (
     to_json,
 )
 from tuner.samplers import REPLAY, make_sampler
-from tuner.speculation import Speculation
-from tuner.stages import StageRunner
+from tuner.speculation import Speculation, content_key
+from tuner.stages import StageRunner, Wanted, Work, is_final
 from tuner.stopping import Reason, Spent, StopKind
-from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore, utc_now
+from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore
 from tuner.study import Asked, TrialLedger, distributions
 from tuner.tracing import Tracer
+from tuner.trial import StageTask
+from tuner.trial_book import TrialBook
+from tuner.works import StopAsked, Works
 
 MAX_REPEATS_IN_A_ROW = 3
 """After so many repeated suggestions the best untried prediction is enqueued instead of asking on."""
+
+MOST_LOST_IN_A_ROW = 2
+"""Configurations given up for lost workers, with no success between: then the machines are at fault, not they."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,12 @@ def new_study(plan: SearchPlan, provenance: Mapping[str, Any] | None = None) -> 
 
 
 class Search:
-    """One search over one study."""
+    """One search over one study.
+
+    Args:
+        stop_asked: Looked at some times a second; see ``works.StopAsked``.
+        sleep: Between two looks at what runs.
+    """
 
     def __init__(
         self,
@@ -102,14 +115,21 @@ class Search:
         dispatcher: Dispatcher,
         observer: Observer | None = None,
         provenance: Mapping[str, Any] | None = None,
+        *,
+        stop_asked: Callable[[], StopAsked | None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._plan = plan
         self._store = store
         self._ledger = ledger
+        self._dispatcher = dispatcher
         self._observer = observer or SilentObserver()
-        self._stages = StageRunner(store, dispatcher, self._observer)
         self._study = new_study(plan, provenance)
+        self._stages = StageRunner(store, dispatcher, self._observer, retry_failed=plan.retry_failed)
+        self._works = Works(self._stages, stop_asked, sleep)
+        self._trials = TrialBook(store, ledger, self._observer, plan.name)
         self._tracer = Tracer(plan, store, self._stages, self._observer, self._study.provenance)
+        self._lost_in_a_row = 0
 
     def run(self) -> SearchResult:
         """Go on from wherever the study is, to its verdict.
@@ -117,7 +137,8 @@ class Search:
         Raises:
             StudyMismatchError: The stored study was started with other settings.
             EngineError: The baseline itself cannot run.
-            DispatchError: Workers are lost again and again.
+            DispatchError: Workers are lost again and again, or no machine offers what a stage needs.
+            SearchStoppedError: Somebody asked it to stop.
         """
         baseline, traces = self._begin()
         predictions = Predictions.of(baseline, traces)
@@ -130,14 +151,15 @@ class Search:
         Raises:
             StudyMismatchError: The stored study was started with other settings.
             EngineError: The baseline itself cannot run.
-            DispatchError: Workers are lost again and again.
+            DispatchError: As ``run``.
+            SearchStoppedError: Somebody asked it to stop.
         """
         baseline, traces = self._begin()
-        predictions = sharpened(Predictions.of(baseline, traces), self._trials())
+        predictions = sharpened(Predictions.of(baseline, traces), self._trials.all)
         configurations = tuple(one for one in self._plan.space.configurations() if not one.is_baseline)
         return PredictedStudy(
             study=self._store.study(self._plan.name),
-            trials=self._trials(),
+            trials=self._trials.all,
             predictions=predictions,
             configurations=configurations,
             gaps=predictions.gaps(configurations, traces),
@@ -146,28 +168,65 @@ class Search:
 
     def _begin(self) -> tuple[BaselineResult, tuple[TraceResult, ...]]:
         self._study = self._store.add_study(self._study)
-        self._ledger.reconcile(self._trials())
+        self._stages.scope = content_key([self._study.spec_key, self._study.created_at.isoformat()])
+        self._stages.recall(self._plan.name)
+        self._trials.recall()
         for notice in self._plan.notices:
             self._observer.notice(notice)
-        baseline = self._run_baseline()
-        return baseline, self._tracer.trace_all(baseline)
+        self._dispatcher.check(self._plan.all_needs)
+        (baseline,) = self._works.finish([self._baseline()])
+        tracing = self._tracer.works(baseline, self._with_artifacts)
+        return baseline, tuple(one for one in self._works.finish(tracing) if one is not None)
 
-    # ── baseline and predictions ──────────────────────────────────────────────────────────────────────────────
+    # ── stages with what they load ────────────────────────────────────────────────────────────────────────────────
 
-    def _run_baseline(self) -> BaselineResult:
-        if not self._trials():
-            self._store.save_trial(self._row(self._ledger.ask_baseline()))
-        task = self._plan.baseline_task()
-        result = from_json(BaselineResult, self._stages.result_of(task))
+    def _with_artifacts(self, wanted: Wanted) -> Work[bytes]:
+        """A stage after the compiles that it needs; where an artifact is gone meanwhile, it is compiled anew."""
+        yield from self._compiled(wanted.task, is_anew=False)
+        try:
+            return (yield wanted)
+        except ArtifactMissingError as error:
+            self._observer.notice(f"{error.message}; it is compiled again")
+            yield from self._compiled(wanted.task, is_anew=True)
+            return (yield wanted)
+
+    def _compiled(self, task: StageTask, *, is_anew: bool) -> Work[None]:
+        for compile_task in self._plan.compile_tasks(task):
+            yield Wanted(task=compile_task, is_anew=is_anew)
+
+    # ── baseline ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _baseline(self) -> Work[BaselineResult]:
+        if not self._trials.all:
+            self._trials.open(self._ledger.ask_baseline())
+        result = from_json(BaselineResult, (yield from self._with_artifacts(Wanted(task=self._plan.baseline_task()))))
         self._observer.notice(_conditions(result.measurement.environment))
-        row = self._trials()[0]
+        row = self._trials.all[0]
         if row.state is TrialState.RUNNING:
-            self._finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
+            self._trials.finish(row, TrialOutcome.of_baseline(result, self._plan.objectives))
         return result
 
-    # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── trials ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _try_configurations(self, baseline: BaselineResult, predictions: Predictions) -> Reason:
+        self._use_sampler(predictions)
+        for row in self._trials.running:
+            self._works.start(self._trial(row, baseline))
+        self._retry_failed(baseline, predictions)
+        if self._plan.sampler != REPLAY:  # other samplers know nothing of predictions, so they are given the best one
+            self._enqueue_best(predictions)
+        most = self._most_in_flight()
+        while True:
+            while len(self._works) < most and self._may_try_another():
+                self._try_next(baseline, predictions)
+            if not self._works:
+                break
+            self._works.wait_for_any()
+        stopped = self._why_stop()
+        self._observer.notice(f"no more configurations are tried: {stopped.text}")
+        return stopped
+
+    def _use_sampler(self, predictions: Predictions) -> None:
         unpredicted = predictions.left_open(self._plan.objectives)
         if unpredicted and predictions.by_configuration:
             names = " and ".join(one.name for one in unpredicted)
@@ -182,108 +241,112 @@ class Search:
                 epsilon=self._plan.epsilon,
             )
         )
-        for row in self._trials():
-            if row.state is TrialState.RUNNING:
-                self._run_trial(row, baseline)
-        if self._plan.sampler != REPLAY:  # other samplers know nothing of predictions, so they are given the best one
-            self._enqueue_best(predictions)
-        while (stopped := self._why_stop()) is None:
-            self._try_next(baseline, predictions)
-        self._observer.notice(f"no more configurations are tried: {stopped.text}")
-        return stopped
 
     def _enqueue_best(self, predictions: Predictions) -> None:
         for speculation in predictions.ranked(self._plan.space.configurations())[:1]:
             self._ledger.enqueue(speculation, predictions.metrics(speculation))
 
-    def _why_stop(self) -> Reason | None:
+    def _most_in_flight(self) -> int:
+        """Trials at once: as many as are measured and compiled beside each other, unless fewer are asked for."""
+        measured = self._dispatcher.capacity(self._plan.needs(StageKind.MEASURE))
+        compiled = self._dispatcher.capacity(self._plan.needs(StageKind.COMPILE)) if self._plan.compiling else 0
+        return min(measured + compiled, self._plan.parallel or measured + compiled)
+
+    def _may_try_another(self) -> bool:
+        """Whether asking now makes sense, with what is known and with what runs."""
+        return (
+            bool(self._untried())
+            and self._plan.budget.exhausted_by(self._spent()) is None
+            and (self._ledger.wants_more() if self._works else self._ledger.finished() is None)
+        )
+
+    def _why_stop(self) -> Reason:
         if not self._untried():
             return Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
-        return self._ledger.finished() or self._plan.budget.exhausted_by(self._spent())
+        found = self._ledger.finished() or self._plan.budget.exhausted_by(self._spent())
+        return found or Reason(kind=StopKind.ALL_TRIED, text="nothing is left to try")
 
     def _spent(self) -> Spent:
-        stages = [one for one in self._store.stages(self._plan.name) if one.kind is not StageKind.CERTIFY]
+        stages = [one for one in self._stages.ended if one.kind is not StageKind.CERTIFY]
         seconds = sum((one.ended_at - one.started_at).total_seconds() for one in stages if one.ended_at is not None)
-        tried = len(self._tried())
-        return Spent(trials=tried, compiles=tried, seconds=seconds)
+        tried = len(self._trials.taken())
+        compiles = tried
+        if self._plan.compiling is not None:
+            compiles = self._stages.compiles + sum(run.task.kind is StageKind.COMPILE for run in self._stages.running)
+        return Spent(trials=tried, compiles=compiles, seconds=seconds)
 
     def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
         asked = self._ask(predictions)
-        now = sharpened(predictions, self._trials())
-        row = self._row(asked, now.metrics(asked.speculation))
-        self._store.save_trial(row)
-        self._run_trial(row, baseline)
-        if (standing := self._ledger.standing()) is not None:
-            self._observer.standing(standing)
+        now = sharpened(predictions, self._trials.all)
+        row = self._trials.open(asked, now.metrics(asked.speculation))
+        self._works.start(self._trial(row, baseline))
 
     def _ask(self, predictions: Predictions) -> Asked:
         """The next configuration that was not tried yet; those that were are answered from the store."""
         for _ in range(MAX_REPEATS_IN_A_ROW):
             asked = self._ledger.ask()
-            if not self._answer_from_store(self._row(asked, predictions.metrics(asked.speculation))):
+            earlier = self._trials.answered.get(asked.speculation.key)
+            if earlier is None:
                 return asked
+            self._trials.repeat(self._trials.open(asked, predictions.metrics(asked.speculation)), earlier)
         untried = self._untried()
         self._ledger.enqueue((predictions.ranked(untried) or untried)[0])
         return self._ledger.ask()
 
-    def _run_trial(self, row: TrialRecord, baseline: BaselineResult) -> None:
-        task = self._plan.measure_task(row.speculation)
+    def _retry_failed(self, baseline: BaselineResult, predictions: Predictions) -> None:
+        """Try configurations again that could not run, where that is asked for."""
+        if not self._plan.retry_failed:
+            return
+        for earlier in [row for row in self._trials.answered.values() if row.state is TrialState.INFEASIBLE]:
+            asked = self._ledger.ask_again(earlier.speculation)
+            row = self._trials.open(asked, predictions.metrics(asked.speculation))
+            self._works.start(self._trial(row, baseline, is_retried=True))
+
+    def _trial(self, row: TrialRecord, baseline: BaselineResult, *, is_retried: bool = False) -> Work[None]:
+        outcome = yield from self._outcome(row, baseline)
+        earlier = self._trials.answered.get(row.speculation.key)
+        if earlier is not None and not is_retried:  # another trial of the same configuration ended meanwhile
+            self._trials.repeat(row, earlier)
+            return
+        self._trials.finish(row, outcome)
+        if (standing := self._ledger.standing()) is not None:
+            self._observer.standing(standing)
+
+    def _outcome(self, row: TrialRecord, baseline: BaselineResult) -> Work[TrialOutcome]:
         try:
-            result = from_json(MeasureResult, self._stages.result_of(task))
+            wanted = Wanted(task=self._plan.measure_task(row.speculation))
+            result = from_json(MeasureResult, (yield from self._with_artifacts(wanted)))
             outcome = TrialOutcome.of_candidate(
                 baseline, result, self._plan.objectives, self._plan.workload.repetition_expected
             )
-        except (EngineError, StageTimeoutError, InputError) as error:
-            outcome = TrialOutcome.infeasible(error)
-        self._finish(row, outcome)
+        except TunerError as error:
+            if not is_final(error) and not self._gives_up(error):
+                raise
+            return TrialOutcome.infeasible(error)
+        self._lost_in_a_row = 0
+        return outcome
 
-    def _answer_from_store(self, row: TrialRecord) -> bool:
-        """Whether an earlier trial has this configuration; if so, its answer is stored and told again."""
-        earlier = self._tried().get(row.speculation.key)
-        if earlier is None:
+    def _gives_up(self, error: TunerError) -> bool:
+        """Whether only this configuration is given up, though it is a machine that failed."""
+        if not isinstance(error, WorkerLostError):
             return False
-        repeated = replace(
-            earlier, number=row.number, duplicate_of=earlier.number, created_at=row.created_at, ended_at=utc_now()
-        )
-        self._store.save_trial(repeated)
-        self._ledger.tell(repeated)
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= MOST_LOST_IN_A_ROW:
+            raise DispatchError(
+                f"{self._lost_in_a_row} configurations in a row lost their workers; the last: {error.message}",
+                "the results so far are kept; run the same command again once the machines are well",
+            ) from error
         return True
 
-    def _finish(self, row: TrialRecord, outcome: TrialOutcome) -> None:
-        ended = outcome.applied_to(row, utc_now())
-        self._store.save_trial(ended)
-        self._ledger.tell(ended)
-        self._observer.trial_ended(ended)
-
-    def _row(self, asked: Asked, predicted: Mapping[str, float] | None = None) -> TrialRecord:
-        return TrialRecord(
-            study_name=self._plan.name,
-            number=asked.number,
-            speculation=asked.speculation,
-            predicted=dict(predicted or {}),
-        )
-
-    def _trials(self) -> tuple[TrialRecord, ...]:
-        return self._store.trials(self._plan.name)
-
-    def _tried(self) -> dict[str, TrialRecord]:
-        """First finished trial of each configuration, by the configuration's key."""
-        found: dict[str, TrialRecord] = {}
-        for trial in self._trials():
-            if trial.state in (TrialState.COMPLETE, TrialState.INFEASIBLE) and trial.duplicate_of is None:
-                found.setdefault(trial.speculation.key, trial)
-        return found
-
     def _untried(self) -> tuple[Speculation, ...]:
-        tried = self._tried()
-        return tuple(one for one in self._plan.space.configurations() if one.key not in tried)
+        return self._trials.untried(self._plan.space.configurations())
 
     # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _conclude(
         self, baseline: BaselineResult, traces: Sequence[TraceResult], predictions: Predictions, stopped: Reason
     ) -> SearchResult:
-        measured = [trial for trial in self._tried().values() if trial.state is TrialState.COMPLETE]
+        measured = self._trials.measured
         evidence = self._evidence(baseline, traces, measured)
         gains = estimated_gains(predictions, measured, evidence.concurrency)
         predictions = sharpened(predictions, measured)
@@ -308,9 +371,9 @@ class Search:
         return SearchResult(
             study=self._store.study(self._plan.name),
             decision=decision,
-            baseline=self._trials()[0],
+            baseline=self._trials.all[0],
             recommended=best if decision.recommends else None,
-            trials=self._trials(),
+            trials=self._trials.all,
             pareto=front,
             predictions=predictions,
             certified=certified,
@@ -326,7 +389,7 @@ class Search:
             if not trial.speculation.is_baseline
         }
         load = deciding(self._plan.objectives).load
-        results = {key: from_json(MeasureResult, self._stages.result_of(task)) for key, task in tasks.items()}
+        results = {key: from_json(MeasureResult, self._stages.stored(task) or b"") for key, task in tasks.items()}
         seen = traces if load is None else timed_at(traces, load)
         return Evidence(
             baseline=baseline if load is None else baseline.at_load[load],
@@ -340,7 +403,8 @@ class Search:
     def _certify(self, best: TrialRecord) -> tuple[CertifyResult, ...]:
         """The final comparison, once for each load; nothing where no speculation is the best."""
         tasks = () if best.speculation.is_baseline else self._plan.certify_tasks(best.speculation)
-        return tuple(from_json(CertifyResult, self._stages.result_of(task)) for task in tasks)
+        results = self._works.finish([self._with_artifacts(Wanted(task=task)) for task in tasks])
+        return tuple(from_json(CertifyResult, result) for result in results)
 
 
 def _conditions(environment: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@
     │   ├── StageTimeoutError
     │   ├── WorkerLostError
     │   ├── UnsatisfiableError              no machine offers what a stage needs
+    │   ├── FragmentedDevicesError          a stage was given devices that are not adjacent
     │   └── ArtifactError                   a compiled artifact cannot be kept, or not be read back
     │       └── ArtifactMissingError        it is gone: it is compiled again
     ├── DownloadError                   6   a model could not be fetched
@@ -161,6 +162,10 @@ class WorkerLostError(DispatchError):
 
 class UnsatisfiableError(DispatchError):
     """No machine offers what a stage needs."""
+
+
+class FragmentedDevicesError(DispatchError):
+    """A stage was given devices that are not adjacent; it was not started."""
 
 
 class ArtifactError(DispatchError):

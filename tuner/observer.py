@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tuner.dispatch import StageStatus
 from tuner.stopping import Standing
 from tuner.store import TrialRecord
-from tuner.trial import Progress, StageTask
+from tuner.trial import StageTask
 
 
 class Observer(Protocol):
     """Hears what a search does; the CLI shows it."""
 
-    def stage_began(self, task: StageTask) -> Progress:
-        """A stage was sent to a worker. The returned function hears its progress."""
+    def stage_began(self, task: StageTask) -> None:
+        """A stage was sent to a worker."""
+        ...
+
+    def stage_seen(self, task: StageTask, status: StageStatus) -> None:
+        """How a stage is doing, some times a second; of a short one perhaps never before its end."""
         ...
 
     def stage_ended(self, task: StageTask) -> None:
@@ -36,9 +41,11 @@ class Observer(Protocol):
 class SilentObserver:
     """Hears everything and says nothing."""
 
-    def stage_began(self, task: StageTask) -> Progress:  # noqa: ARG002
+    def stage_began(self, task: StageTask) -> None:
         """See ``Observer.stage_began``."""
-        return lambda _done, _total: None
+
+    def stage_seen(self, task: StageTask, status: StageStatus) -> None:
+        """See ``Observer.stage_seen``."""
 
     def stage_ended(self, task: StageTask) -> None:
         """See ``Observer.stage_ended``."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from tuner.artifacts import ArtifactPlace
 from tuner.decide import DEFAULT_MARGIN
+from tuner.hardware import Hardware
+from tuner.needs import Needs
 from tuner.objective import Objective, deciding, further_loads
 from tuner.records import Prompt, StageKind, TargetOutput
 from tuner.samplers import EPSILON, SamplerName
@@ -14,7 +18,7 @@ from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation, content_key
 from tuner.stopping import Budget
 from tuner.trace_keys import Numerics, TraceKey, decisive, outputs_key, rule_of
-from tuner.trial import StageTask, StepTiming
+from tuner.trial import StageTask, StepTiming, artifact_key
 from tuner.workload import Workload
 
 DEFAULT_MAX_TRIALS = 6
@@ -22,6 +26,22 @@ DEFAULT_BUDGET = Budget(max_trials=DEFAULT_MAX_TRIALS)
 STAGE_DEADLINE_S = 1800.0
 STEP_REPEATS = 12
 """Timings of each step size: enough for a median that one scheduler hiccup does not move."""
+
+
+PLAIN_HARDWARE = Hardware(name="cpu", description="machines without devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiling:
+    """How an engine that compiles does it.
+
+    Attributes:
+        key_of: The engine's ``compile_key``.
+        loads_at_once: The engine's, which decides what a timed stage loads.
+    """
+
+    key_of: Callable[[EngineConfig], str]
+    loads_at_once: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +59,12 @@ class SearchPlan:
         certify_loads: Times that both sides of the final comparison are loaded anew; more go on with the same study.
         replay_is_exact: Whether the engine's own accept/reject sequence is what replay gives.
         margin: Smallest gain worth recommending: 0.02 asks for 2 %.
+        hardware: The machines, and what stages hold of them.
+        deadline_s: Of every kind of stage; None takes the hardware's.
+        artifacts: Where compiled artifacts are shared; None takes the hardware's.
+        compiling: None for engines without a compiler.
+        parallel: Trials in flight at most; None for as many as the machines take.
+        retry_failed: Whether configurations are tried again that could not run.
         notices: What a person should know before it starts, such as prompts that were left out.
     """
 
@@ -61,7 +87,12 @@ class SearchPlan:
     weight_format: str = "auto"
     num_threads: int | None = None
     max_model_len: int = 1024
-    deadline_s: float = STAGE_DEADLINE_S
+    hardware: Hardware = PLAIN_HARDWARE
+    deadline_s: float | None = None
+    artifacts: str | None = None
+    compiling: Compiling | None = None
+    parallel: int | None = None
+    retry_failed: bool = False
     notices: tuple[str, ...] = ()
 
     @property
@@ -87,6 +118,7 @@ class SearchPlan:
             "max_model_len": self.max_model_len,
             **({"loads": list(self.loads)} if self.loads else {}),
             **({"price_per_hour": prices[0]} if prices else {}),
+            **({"hardware": identity} if (identity := self.hardware.identity) else {}),
         }
 
     @property
@@ -111,6 +143,33 @@ class SearchPlan:
     def deepest(self) -> int:
         """Largest k of the space."""
         return self.space.num_speculative_tokens.max
+
+    def needs(self, kind: StageKind) -> Needs:
+        """What a stage of that kind holds of its machine."""
+        return self.hardware.needs(kind)
+
+    @property
+    def all_needs(self) -> tuple[Needs, ...]:
+        """Of every kind of stage that the search has."""
+        return tuple(self.needs(kind) for kind in StageKind if kind is not StageKind.COMPILE or self.compiling)
+
+    def compile_tasks(self, task: StageTask) -> tuple[StageTask, ...]:
+        """What has to be compiled before a stage can load what it loads; nothing for engines without a compiler."""
+        if self.compiling is None:
+            return ()
+        configs = dict.fromkeys(self._loaded(task, self.compiling))
+        return tuple(self._compile_task(config, self.compiling.key_of(config)) for config in configs)
+
+    def _loaded(self, task: StageTask, compiling: Compiling) -> tuple[EngineConfig, ...]:
+        plain = replace(task.config, speculation=NO_SPECULATION)
+        if task.kind is StageKind.TRACE:
+            return () if task.timing is None else (task.config,)
+        has_both = task.kind is StageKind.CERTIFY or (task.kind is StageKind.MEASURE and compiling.loads_at_once > 1)
+        return (plain, task.config) if has_both else (task.config,)
+
+    def _compile_task(self, config: EngineConfig, engine_key: str) -> StageTask:
+        task = self._task(StageKind.COMPILE, config.speculation, ())
+        return replace(task, key=artifact_key(engine_key, task.compile_facts), config=config)
 
     def baseline_task(self) -> StageTask:
         """The target alone over the search's prompts, and the cost of verifying several rows."""
@@ -190,8 +249,14 @@ class SearchPlan:
             loads=self.loads,
             outputs=outputs,
             timing=timing,
-            deadline_s=self.deadline_s,
+            needs=self.needs(kind),
+            artifacts=self._artifact_place() if self.compiling else None,
+            compile_facts=dict(self.hardware.compile_facts),
+            deadline_s=self.deadline_s or self.hardware.deadline_s(kind, STAGE_DEADLINE_S),
         )
+
+    def _artifact_place(self) -> ArtifactPlace:
+        return self.hardware.artifact_place(Path(self.cache_dir), self.artifacts)
 
 
 def _workload_spec(workload: Workload) -> dict[str, Any]:

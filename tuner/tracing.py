@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner.errors import EngineError, MeasurementError, ModelError
@@ -11,7 +11,7 @@ from tuner.plan import SearchPlan
 from tuner.predictions import prompt_lengths, target_outputs
 from tuner.records import BaselineResult, TargetOutput, TraceResult, from_json, to_json
 from tuner.reuse import find_trace, find_transferred, keep_trace, referring, whole, with_doubt
-from tuner.stages import StageRunner
+from tuner.stages import StageRunner, Wanted, Work
 from tuner.store import TrialStore, utc_now
 from tuner.trace_keys import TraceKey
 from tuner.traces import TraceRecord
@@ -39,24 +39,42 @@ class Tracer:
         self._observer = observer
         self._provenance = provenance
 
-    def trace_all(self, baseline: BaselineResult) -> tuple[TraceResult, ...]:
-        """The trace of each draft that has one, with what proposing takes; a notice says why others have none."""
+    def works(
+        self, baseline: BaselineResult, run: Callable[[Wanted], Work[bytes]]
+    ) -> list[Work[TraceResult | None]]:
+        """One work for each draft: its trace with what proposing takes, or None after a notice.
+
+        ``run`` gives a wanted stage its result.
+        """
         try:
             outputs = target_outputs(baseline.measurement, self._plan.workload.search_sample())
         except MeasurementError as error:
             self._observer.notice(f"nothing can be predicted: {error.message}")
-            return ()
+            return []
         if not self._plan.replay_is_exact:
             self._observer.notice(INEXACT_NOTICE)
-        traces = []
-        for name in self._plan.space.draft_names:
-            try:
-                traces.append(self._trace(name, outputs, baseline))
-            except (EngineError, ModelError) as error:
-                self._observer.notice(f"{name} cannot be replayed and is explored without predictions: {error.message}")
-        return tuple(traces)
+        return [self._trace_if_any(name, outputs, baseline, run) for name in self._plan.space.draft_names]
 
-    def _trace(self, draft: str, outputs: tuple[TargetOutput, ...], baseline: BaselineResult) -> TraceResult:
+    def _trace_if_any(
+        self,
+        draft: str,
+        outputs: tuple[TargetOutput, ...],
+        baseline: BaselineResult,
+        run: Callable[[Wanted], Work[bytes]],
+    ) -> Work[TraceResult | None]:
+        try:
+            return (yield from self._trace(draft, outputs, baseline, run))
+        except (EngineError, ModelError) as error:
+            self._observer.notice(f"{draft} cannot be replayed and is explored without predictions: {error.message}")
+            return None
+
+    def _trace(
+        self,
+        draft: str,
+        outputs: tuple[TargetOutput, ...],
+        baseline: BaselineResult,
+        run: Callable[[Wanted], Work[bytes]],
+    ) -> Work[TraceResult]:
         """The draft's trace: from the store where any study made it, else made now; its steps are timed here.
 
         An engine that cannot time steps cannot replay either: other numerics' traces serve it, with wider limits.
@@ -78,7 +96,7 @@ class Tracer:
             known = referring(made, found) if found else self._keep_trace(made, key)
             return to_json(with_doubt(self._store, known, own, replay_is_exact=self._plan.replay_is_exact))
 
-        return whole(self._store, from_json(TraceResult, self._stages.result_of(task, kept)))
+        return whole(self._store, from_json(TraceResult, (yield from run(Wanted(task=task, kept=kept)))))
 
     def _tell_source(self, draft: str, found: TraceRecord | None, own: TraceKey, *, is_timed: bool) -> None:
         """Say where a trace comes from, unless the engine makes it now."""

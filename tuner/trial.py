@@ -5,7 +5,7 @@ Workers see neither the store nor Optuna. They get a ``StageTask``, and return t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from tuner.records import (
     TraceResult,
     to_json,
 )
-from tuner.speculation import NO_SPECULATION, EngineConfig
+from tuner.speculation import NO_SPECULATION, EngineConfig, content_key
 from tuner.transfer import FEATURE_METHODS, trace_without_engine
 
 Progress = Callable[[int, int], None]
@@ -83,6 +83,7 @@ class StageTask:
             neither replay nor time, so that none is loaded.
         needs: What it holds while it runs.
         artifacts: Where compiled artifacts are; None where the engine compiles nothing.
+        compile_facts: What artifacts depend on beside the engine's key, such as the SDK of the machines.
         scope: Tells studies of one name in different databases apart.
         deadline_s: Ends the stage this long after it began to run.
     """
@@ -101,15 +102,17 @@ class StageTask:
     timing: StepTiming | None = None
     needs: Needs = field(default_factory=Needs)
     artifacts: ArtifactPlace | None = None
+    compile_facts: Mapping[str, str] = field(default_factory=dict)
     scope: str = ""
     attempt: int = 0
     deadline_s: float = 3600.0
 
     @property
     def name(self) -> str:
-        """Unique in a cluster per kind, key and attempt; a compile belongs to no study, other stages to theirs."""
-        owner = "" if self.kind is StageKind.COMPILE else f"{self.study_name}:{self.scope}:"
-        return f"{owner}{self.kind}:{self.key}:{self.attempt}"
+        """Unique in a cluster: a compile by its key, whichever study wants it; others by study and attempt too."""
+        if self.kind is StageKind.COMPILE:
+            return f"{self.kind}:{self.key}"
+        return f"{self.study_name}:{self.scope}:{self.kind}:{self.key}:{self.attempt}"
 
     @property
     def about(self) -> dict[str, str]:
@@ -126,6 +129,11 @@ class StageTask:
         return MeasureLimits(
             max_output_tokens=self.max_output_tokens, sampling=self.sampling, concurrency=self.concurrency
         )
+
+
+def artifact_key(engine_key: str, compile_facts: Mapping[str, str]) -> str:
+    """Names a compiled artifact: the engine's key, and the facts of the machines that it does not know of."""
+    return content_key([engine_key, dict(compile_facts)]) if compile_facts else engine_key
 
 
 def run_stage(task: StageTask, progress: Progress | None = None) -> bytes:
@@ -224,7 +232,7 @@ def _trace_of_nothing(task: StageTask) -> Trace:
 
 
 def _run_compile(engine: Engine, task: StageTask, progress: Progress | None) -> BuiltArtifact:
-    own_key = engine.compile_key(task.config)
+    own_key = artifact_key(engine.compile_key(task.config), task.compile_facts)
     if own_key != task.key:
         raise DispatchError(
             f"{task.config.speculation.label} has compile key {task.key} where the search runs and {own_key} here: "
@@ -316,7 +324,7 @@ def _with_gaps(result: CertifyResult, baseline: LoadedEngine, task: StageTask) -
 
 def _load(engine: Engine, config: EngineConfig, task: StageTask) -> LoadedEngine:
     engine.check(config)
-    key = engine.compile_key(config)
+    key = artifact_key(engine.compile_key(config), task.compile_facts)
     path = _artifacts(task).find(key) if engine.capabilities.needs_compile else None
     return engine.load(config, Artifact(key=key, path=path))
 

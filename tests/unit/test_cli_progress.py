@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from tests.support.study_results import BASELINE, BROKEN, EAGLE, GOOD, NGRAM
 from tuner.cli.progress import BarObserver, observing, standing_words, trial_words
+from tuner.dispatch import StageStatus
 from tuner.records import GREEDY, Prompt, StageKind, TargetOutput
 from tuner.speculation import NO_SPECULATION, EngineConfig, Speculation
 from tuner.stopping import Standing
@@ -48,7 +49,8 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
             a_task(StageKind.MEASURE, EAGLE),
             a_task(StageKind.CERTIFY, EAGLE),
         ):
-            observer.stage_began(task)(1, 2)
+            observer.stage_began(task)
+            observer.stage_seen(task, StageStatus(has_started=True, done=1, total=2))
             observer.stage_ended(task)
         observer.trial_ended(GOOD)
         observer.standing(Standing(best=EAGLE, best_speedup=1.15, num_open=0))
@@ -114,7 +116,8 @@ def test_in_a_terminal_trials_standings_and_notices_stay_above_the_bars() -> Non
     with Progress(console=console, transient=True, auto_refresh=False) as bars:
         observer = BarObserver(bars)
         task = a_task(StageKind.MEASURE, EAGLE)
-        observer.stage_began(task)(1, 2)
+        observer.stage_began(task)
+        observer.stage_seen(task, StageStatus(has_started=True, done=1, total=2))
         assert [(bar.description, bar.completed, bar.total) for bar in bars.tasks] == [("measuring eagle k=3", 1, 2)]
         observer.stage_ended(task)
         assert bars.tasks == []

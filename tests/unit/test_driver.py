@@ -264,7 +264,7 @@ class LosingDispatcher(InlineDispatcher):
 
     def poll(self, task: StageTask) -> StageStatus:
         if task.attempt % MAX_ATTEMPTS < self.losses:
-            return StageStatus(error=WorkerLostError("the worker is gone"))
+            return StageStatus(has_started=True, error=WorkerLostError("the worker is gone"))
         return super().poll(task)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
 from tests.support.bench import Bench, StopError, a_plan, a_world, stopping
 from tests.support.simulated import SimulatedEngine
+from tuner.dispatch import InlineDispatcher, StageStatus
 from tuner.records import StageKind
 from tuner.stopping import Budget, Reason, StopKind
-from tuner.store import StageRecord
+from tuner.trial import StageTask
 
 
 @pytest.fixture
@@ -59,19 +59,19 @@ def test_compiles_are_limited_as_trials_are(bench: Bench) -> None:
     assert result.stopped.text == "3 configurations were compiled, the limit is 3"
 
 
-def an_hour_a_stage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage that is stored from now on took an hour."""
-    save_stage = bench.store.save_stage
+class HourlyDispatcher(InlineDispatcher):
+    """Every stage takes an hour."""
 
-    def save(stage: StageRecord) -> None:
-        hour = timedelta(hours=1)
-        save_stage(stage if stage.ended_at is None else replace(stage, ended_at=stage.started_at + hour))
-
-    monkeypatch.setattr(bench.store, "save_stage", save)
+    def poll(self, task: StageTask) -> StageStatus:
+        return replace(super().poll(task), ran_s=3600.0)
 
 
-def test_minutes_are_those_of_all_stages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
+def an_hour_a_stage(bench: Bench) -> None:
+    bench.dispatcher = HourlyDispatcher()
+
+
+def test_minutes_are_those_of_all_stages(bench: Bench) -> None:
+    an_hour_a_stage(bench)
     # the baseline and two traces take three hours, and the first configuration makes it four
     result = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
     assert len(result.trials) == 2
@@ -81,7 +81,7 @@ def test_minutes_are_those_of_all_stages(bench: Bench, monkeypatch: pytest.Monke
 
 
 def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
+    an_hour_a_stage(bench)
     plan = a_plan(sampler="random", budget=Budget(max_trials=9, max_minutes=300))
     with monkeypatch.context() as patch:
         patch.setattr(bench.store, "save_trial", stopping(bench.store.save_trial, 3))  # stopped after four hours
@@ -93,10 +93,8 @@ def test_minutes_of_earlier_runs_count(bench: Bench, monkeypatch: pytest.MonkeyP
     assert len(measured) == 2
 
 
-def test_the_final_comparison_is_not_counted_when_more_minutes_are_given(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    an_hour_a_stage(bench, monkeypatch)
+def test_the_final_comparison_is_not_counted_when_more_minutes_are_given(bench: Bench) -> None:
+    an_hour_a_stage(bench)
     first = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=240)))
     assert first.certified is not None
     second = bench.run(a_plan(sampler="random", budget=Budget(max_minutes=300)))
@@ -104,8 +102,8 @@ def test_the_final_comparison_is_not_counted_when_more_minutes_are_given(
     assert second.stopped.text == "300.0 minutes of measuring were used, the limit is 300"
 
 
-def test_cost_is_the_price_of_those_hours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    an_hour_a_stage(bench, monkeypatch)
+def test_cost_is_the_price_of_those_hours(bench: Bench) -> None:
+    an_hour_a_stage(bench)
     result = bench.run(a_plan(sampler="random", budget=Budget(max_cost=6.5, price_per_hour=1.5)))
     assert result.stopped == Reason(kind=StopKind.MAX_COST, text="7.50 was spent, the limit is 6.5")
     assert len(result.trials) == 3

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+    from tuner.dispatch import StageStatus
     from tuner.observer import Observer
     from tuner.stopping import Standing
-    from tuner.trial import Progress, StageTask
+    from tuner.trial import StageTask
 
 ResultT = TypeVar("ResultT")
 
@@ -70,12 +71,14 @@ def run_observed(run: Callable[[Observer], ResultT], kept: str, *, as_json: bool
 class LineObserver:
     """One plain line per stage, trial and notice."""
 
-    def stage_began(self, task: StageTask) -> Progress:
+    def stage_began(self, task: StageTask) -> None:
         """Say which stage runs, over how many prompts."""
         prompts = num_prompts(task)
         count = "1 prompt" if prompts == 1 else f"{prompts} prompts"
         self._say(f"{stage_words(task)}: {count}" if prompts else stage_words(task))
-        return lambda _done, _total: None
+
+    def stage_seen(self, task: StageTask, status: StageStatus) -> None:
+        """Nothing: lines are for what begins and ends."""
 
     def stage_ended(self, task: StageTask) -> None:
         """Nothing: the trial's line says how it went."""
@@ -102,17 +105,21 @@ class BarObserver:
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
-        self._running: dict[str, TaskID] = {}
+        self._running: dict[tuple[StageKind, str], TaskID] = {}
 
-    def stage_began(self, task: StageTask) -> Progress:
+    def stage_began(self, task: StageTask) -> None:
         """Show a bar."""
-        bar = self._bars.add_task(stage_words(task), total=num_prompts(task) or None)
-        self._running[task.name] = bar
-        return lambda done, total: self._bars.update(bar, completed=done, total=total)
+        self._running[task.kind, task.key] = self._bars.add_task(stage_words(task), total=num_prompts(task) or None)
+
+    def stage_seen(self, task: StageTask, status: StageStatus) -> None:
+        """Move its bar."""
+        bar = self._running.get((task.kind, task.key))
+        if bar is not None and status.total:
+            self._bars.update(bar, completed=status.done, total=status.total)
 
     def stage_ended(self, task: StageTask) -> None:
         """Take its bar away."""
-        bar = self._running.pop(task.name, None)
+        bar = self._running.pop((task.kind, task.key), None)
         if bar is not None:
             self._bars.remove_task(bar)
 
