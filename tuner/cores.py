@@ -1,0 +1,111 @@
+"""CPUs that a stage has to itself, among all stages of one person on one machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.errors import DispatchError
+
+LOCKS_VARIABLE = "TUNER_CPU_LOCKS"
+"""Names another folder for the locks; empty switches reservations off, for clusters that only pretend to be several
+machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedCpus:
+    """CPUs that nobody else reserves while one of ``locks``, open files, is held by any process.
+
+    Attributes:
+        cpus: Numbers of the CPUs; empty where none are reserved.
+    """
+
+    cpus: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        """Close this process's own hold."""
+        for descriptor in self.locks:
+            os.close(descriptor)
+
+
+def reserve_cpus(count: int | None, allowed: Sequence[int] | None = None) -> ReservedCpus | None:
+    """Reserve CPUs, adjacent ones if possible, of those that this process may run on.
+
+    Two tuners on one machine do not know of each other; the locks tell them.
+
+    Args:
+        count: How many; None, or more than there are, for all of them.
+        allowed: The CPUs to choose from; None for this process's own.
+
+    Returns:
+        None where too few are free at the moment.
+
+    Raises:
+        DispatchError: The folder of locks cannot be written.
+    """
+    folder = _folder()
+    if folder is None:
+        return ReservedCpus()
+    among = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
+    wanted = len(among) if count is None else min(count, len(among))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _lock(folder / "choosing.lock") as choosing:
+            return None if choosing is None else _choose(folder, among, wanted)
+    except OSError as error:
+        raise DispatchError(
+            f"cannot lock CPUs in {folder}: {error.strerror}", f"name a folder of your own with {LOCKS_VARIABLE}"
+        ) from error
+
+
+def _folder() -> Path | None:
+    stated = os.environ.get(LOCKS_VARIABLE)
+    if stated is None:
+        return Path(tempfile.gettempdir()) / f"tuner-cpus-{os.getuid()}"
+    return Path(stated) if stated else None
+
+
+def _choose(folder: Path, among: Sequence[int], wanted: int) -> ReservedCpus | None:
+    locks = {cpu: lock for cpu in among if (lock := _try_lock(folder / f"{cpu}.lock")) is not None}
+    chosen = next(_windows(among, wanted, locks), None)
+    for cpu, lock in locks.items():
+        if chosen is None or cpu not in chosen:
+            os.close(lock)
+    return None if chosen is None else ReservedCpus(chosen, tuple(locks[cpu] for cpu in chosen))
+
+
+def _windows(among: Sequence[int], wanted: int, free: dict[int, int]) -> Iterator[tuple[int, ...]]:
+    """Ways of choosing, best first: whole blocks leave whole blocks to others, then adjacent ones, then any."""
+    for step in (wanted, 1):
+        for begin in range(0, len(among) - wanted + 1, max(step, 1)):
+            window = tuple(among[begin : begin + wanted])
+            if free.keys() >= set(window):
+                yield window
+    if len(free) >= wanted:
+        yield tuple(sorted(free))[:wanted]
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[int | None]:
+    descriptor = _try_lock(path)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
