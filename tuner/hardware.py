@@ -221,6 +221,16 @@ class Hardware(BaseModel):
             environment={**self.environment, **stage.environment},
         )
 
+    def per_machine(self, kind: StageKind) -> int:
+        """How many stages of that kind one machine takes at once, by what the file says of it; at least 1."""
+        needs = self.needs(kind)
+        if needs.num_cpus is None:
+            return 1
+        by_cpus = None if self.cpus_per_machine is None else self.cpus_per_machine // needs.num_cpus
+        has_devices = self.devices_per_machine is not None and needs.num_devices > 0
+        by_devices = (self.devices_per_machine or 0) // needs.num_devices if has_devices else None
+        return max(1, min((limit for limit in (by_cpus, by_devices) if limit is not None), default=1))
+
     def deadline_s(self, kind: StageKind, default: float) -> float:
         """Seconds after which a stage of that kind is ended."""
         written = self.stages.of(kind).deadline_s

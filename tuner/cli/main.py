@@ -48,6 +48,7 @@ COMMANDS = {
     "traces": LazyCommand("tuner.cli.traces", "List, export and import acceptance traces."),
     "workloads": LazyCommand("tuner.cli.workloads", "List, show and check workloads."),
     "spaces": LazyCommand("tuner.cli.spaces", "List, show and check search spaces."),
+    "hardware": LazyCommand("tuner.cli.hardware", "List, show and check hardware."),
     "engines": LazyCommand("tuner.cli.engines", "List the engines and what each can do."),
     "db": LazyCommand("tuner.cli.db", "Create, upgrade and inspect the database."),
 }
