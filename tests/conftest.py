@@ -35,4 +35,5 @@ def _no_personal_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNER_STORAGE", f"sqlite:///{tmp_path_factory.mktemp('data')}/tuner.db")
         patch.delenv("TUNER_TARGET", raising=False)
+        patch.setenv("TUNER_CPU_LOCKS", str(tmp_path_factory.mktemp("cpus")))  # other tests run at the same time
         yield

@@ -109,10 +109,17 @@ class StageProcess:
             raise StageBugError(f"stage {self._task.name} failed by a bug:\n{self._bug}")
         return self._status
 
+    def ask_to_end(self) -> None:
+        """Let everything below end. Does not wait; ``end`` does."""
+        if self._running is not None and self._running.asked_to_end_s is None:
+            self._running.asked_to_end_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                self._running.control.shutdown(socket.SHUT_WR)
+
     def end(self) -> None:
         """End everything below; returns when nothing is left. May be called twice."""
         if self._running is not None:
-            self._ask_to_end(self._running)
+            self.ask_to_end()
             self._running.control.settimeout(END_DEADLINE_S)
             with contextlib.suppress(OSError):
                 while said := self._running.control.recv(4096):
@@ -183,8 +190,8 @@ class StageProcess:
         is_over = _listen(running)
         self._read_messages()
         self._note_progress(running)
-        if not is_over and running.asked_to_end_s is None and self._is_overdue(running):
-            self._ask_to_end(running)
+        if self._is_overdue(running):
+            self.ask_to_end()
         if is_over or _hangs(running):
             self._finish(running)
 
@@ -207,11 +214,6 @@ class StageProcess:
         """The supervisor keeps the deadline; one that is stopped or starved must not keep the search waiting."""
         return self._status.ran_s > self._task.deadline_s + GRACE_S and running.words("ended") is None
 
-    def _ask_to_end(self, running: _Running) -> None:
-        running.asked_to_end_s = running.asked_to_end_s or time.monotonic()
-        with contextlib.suppress(OSError):
-            running.control.shutdown(socket.SHUT_WR)
-
     def _finish(self, running: _Running) -> None:
         """Everything has ended, or will not; say how."""
         self._read_messages()
@@ -232,7 +234,7 @@ class StageProcess:
             case ("bug", traceback):
                 self._bug = traceback
             case _:
-                ended = replace(ended, error=_ending_error(self._task, running, log))
+                ended = replace(ended, error=_ending_error(self._task, running, ended.ran_s, log))
         self._close(ended)
 
     def _close(self, status: StageStatus) -> None:
@@ -299,16 +301,18 @@ def _hangs(running: _Running) -> bool:
 
 def _kill_marked(mark: str) -> None:
     """End what is left below a supervisor that was killed itself."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(_MARK_VARIABLE) == mark:
-                process.kill()
+    for _ in range(10):  # what forks meanwhile is found the next time
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_MARK_VARIABLE) == mark:
+                    process.kill()
+        time.sleep(supervisor.LOOK_INTERVAL_S)
 
 
-def _ending_error(task: StageTask, running: _Running, log: str) -> TunerError:
+def _ending_error(task: StageTask, running: _Running, ran_s: float, log: str) -> TunerError:
     """Why a stage ended without an outcome of its own."""
     _, reason, value, *_ = running.words("ended") or ("ended", "alone", "0")
-    if reason == "deadline":
+    if reason == "deadline" or (reason in {"told", "alone"} and ran_s > task.deadline_s):
         return timeout_error(task)
     if reason == "exit":
         return _crashed(task, f"ended with exit code {value}", log)

@@ -111,3 +111,19 @@ def leftovers(**environment: str) -> list[psutil.Process]:
             if all(theirs.get(name) == value for name, value in environment.items()):
                 found.append(process)
     return found
+
+
+BEHAVIOURS: Mapping[str, Mapping[str, object]] = {
+    "works": {},
+    "works slowly": {"request_s": 0.4},
+    "talks": {"faults": "load:*=talk"},
+    "fails": {"faults": "load:*=fail"},
+    "has a bug": {"faults": "load:*=bug"},
+    "crashes": {"faults": "load:*=segfault"},
+    "hangs below": {"faults": "load:*=hang_below"},
+}
+
+
+def drill_task(behaviour: str, **changes: Any) -> StageTask:
+    """A stage for ``tuner.testing.dispatchers``."""
+    return a_task(environment=drill_environment(**BEHAVIOURS[behaviour]), **changes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scipy.stats import chi2_contingency
-
 from tuner.engines.base import LoadedEngine
 from tuner.records import (
     GREEDY,
@@ -182,6 +180,8 @@ def third_tokens(loaded: LoadedEngine, prompt: Prompt, temperature: float, *, fi
 
 def p_value_of_same_distribution(first: Mapping[int, int], second: Mapping[int, int]) -> float:
     """Chi-square test of two samples; tokens seen fewer than ten times are counted as one."""
+    from scipy.stats import chi2_contingency  # over half a second, which every process with a fake would wait
+
     both = {token: (first.get(token, 0), second.get(token, 0)) for token in first.keys() | second.keys()}
     frequent = [pair for pair in both.values() if sum(pair) >= RARE]
     rest = [pair for pair in both.values() if sum(pair) < RARE]

@@ -135,6 +135,10 @@ def go_wrong(place: str, config: EngineConfig) -> None:
             FAULTS[fault](config)
 
 
+def talk(config: EngineConfig) -> None:
+    print("the drill says something", flush=True)  # noqa: T201
+
+
 def fail(config: EngineConfig) -> None:
     raise CompileError(f"{config.speculation.label} does not compile: the drill says so", "try another")
 
@@ -175,6 +179,7 @@ def leave(config: EngineConfig) -> None:
 
 
 FAULTS = {
+    "talk": talk,
     "fail": fail,
     "bug": bug,
     "hang": hang,
