@@ -130,6 +130,7 @@ def plan_document(plan: PlanDescription) -> dict[str, Any]:
     return {
         **described,
         "seconds": plan.seconds,
+        "compiles": plan.compiles,
         "download_bytes": plan.download_bytes,
         "disk_bytes": plan.disk_bytes,
     }

@@ -12,7 +12,7 @@ from rich.text import Text
 from tuner.comparison import Comparison, comparisons
 from tuner.decide import Verdict
 from tuner.documents import StudyResult
-from tuner.estimate import PlanDescription, PlannedModel
+from tuner.estimate import PLAIN_MACHINE, PlanDescription, PlannedMachines, PlannedModel
 from tuner.export import own_format
 from tuner.objective import figures_at
 from tuner.store import ParetoEntry, TrialRecord, TrialState
@@ -239,8 +239,10 @@ def plan_table(plan: PlanDescription) -> Table:
     table.add_column("stage")
     for title in ("times", "requests in each", "at most"):
         table.add_column(title, justify="right")
+    table.add_column("each holds")
     for stage in plan.stages:
-        table.add_row(str(stage.kind), str(stage.count), str(stage.requests), duration(stage.seconds))
+        requests = str(stage.requests) if stage.requests else ABSENT
+        table.add_row(str(stage.kind), str(stage.count), requests, duration(stage.seconds), stage.holds)
     return table
 
 
@@ -251,11 +253,52 @@ def plan_sentences(plan: PlanDescription) -> tuple[str, ...]:
         *study,
         f"{plan.workload}: {plan.max_trials} of the {plan.configurations} configurations of {plan.space} would be "
         "measured at most, no speculation among them",
-        f"about {duration(plan.seconds)} at most on a plain machine of two cores, models fetched beforehand",
+        *_machine_sentences(plan),
         *(_model_sentence(model) for model in plan.models),
-        f"to fetch: {size(plan.download_bytes)}, to keep on disk: {size(plan.disk_bytes)}",
+        f"to fetch: {size(plan.download_bytes)}, to keep on disk: {size(plan.disk_bytes)}{_artifacts(plan)}",
         *(f"note: {notice}" for notice in plan.notices),
     )
+
+
+def _machine_sentences(plan: PlanDescription) -> Iterator[str]:
+    machines = plan.machines
+    if plan.compiles:
+        each = f"each about {duration(plan.compile_s)} by the size of the models; what was compiled earlier is taken"
+        yield f"compiles: {plan.compiles} at most, {each}"
+    flight = "" if machines.parallel == 1 else f" with {machines.parallel} configurations in flight"
+    yield f"about {duration(machines.wall_s)} at most{flight}, {_assumption(plan)}, models fetched beforehand"
+    if machines.device is not None:
+        blocks = f"{machines.block_hours:.1f} hours of blocks of {machines.block}"
+        yield f"devices: {machines.device_hours:.1f} hours of {machines.device} at most, {blocks}"
+    further = f" and {machines.compile_machine_hours:.1f} hours of others that compile"
+    held = f"{machines.count} of {machines.hardware} for {duration(machines.wall_s)} at most"
+    yield f"machines: {held}{further if machines.compile_machine_hours else ''}, {_cost(machines)}"
+
+
+def _assumption(plan: PlanDescription) -> str:
+    if plan.models[0].disk_bytes is None:
+        return "the time of tokens left out, as the size of the target is not known"
+    if plan.assumed_device == PLAIN_MACHINE:
+        return "as on a plain machine of two cores"
+    return f"by published times of {plan.assumed_device}"
+
+
+def _cost(machines: PlannedMachines) -> str:
+    if machines.cost is not None:
+        return f"{machines.cost:,.2f} {machines.currency}"
+    missing = "--price-per-hour" if machines.price_per_hour is None else "compile_price_per_hour in the hardware file"
+    return f"cost not known without {missing}"
+
+
+def _artifacts(plan: PlanDescription) -> str:
+    machines = plan.machines
+    if not plan.compiles:
+        return ""
+    place = "on each machine" if machines.artifacts is None else f"in {machines.artifacts}"
+    known = (
+        "of a size that is not known" if machines.artifact_bytes is None else f"up to {size(machines.artifact_bytes)}"
+    )
+    return f", and compiled artifacts {known} {place}"
 
 
 def _model_sentence(model: PlannedModel) -> str:
