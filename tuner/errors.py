@@ -20,6 +20,7 @@
     │   ├── OutputMismatchError             greedy output differs from the target alone
     │   └── MeasurementError                what was observed contradicts itself
     ├── StorageError                    4   the database
+    │   ├── StorageUnreachableError         its server does not answer
     │   └── SchemaError                     its schema is older or newer than this program
     ├── DispatchError                   5   the machines
     │   ├── StageTimeoutError
@@ -140,6 +141,10 @@ class StorageError(TunerError):
     """The database cannot be reached, read or written."""
 
     exit_code = 4
+
+
+class StorageUnreachableError(StorageError):
+    """The database's server does not answer, or was lost."""
 
 
 class SchemaError(StorageError):

@@ -5,22 +5,25 @@ Our store is the truth. ``reconcile`` repairs this projection, or rebuilds it wh
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from optuna.trial import FrozenTrial, create_trial
+from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as OptunaState
 
 from tuner.errors import StorageError, StudyMismatchError
 from tuner.forecast import Key, Outlook
 from tuner.objective import Objective
+from tuner.patience import Patience
 from tuner.samplers import DRAFT, TOKENS, ReplaySampler, finished
 from tuner.search_space import SearchSpace
 from tuner.speculation import NO_SPECULATION, Speculation
@@ -49,7 +52,7 @@ def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
     return {DRAFT: CategoricalDistribution(space.choices), TOKENS: IntDistribution(bounds.min, bounds.max)}
 
 
-def open_optuna_storage(url: str | None) -> BaseStorage:
+def open_optuna_storage(url: str | None, patience: Patience | None = None) -> BaseStorage:
     """Optuna's storage in the same database as our tables; in memory where there is no database.
 
     Raises:
@@ -59,19 +62,45 @@ def open_optuna_storage(url: str | None) -> BaseStorage:
         return InMemoryStorage()
     arguments = {"connect_args": {"timeout": 30}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
-        return RDBStorage(url, engine_kwargs=arguments)
+        return (patience or Patience()).call(lambda: RDBStorage(url, engine_kwargs=arguments))
     except (optuna.exceptions.StorageInternalError, ImportError) as error:
         raise StorageError(f"Optuna cannot use the database: {type(error).__name__}", "see --storage") from error
 
 
-class TrialLedger:
-    """One Optuna study, asked and told by number."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Method = Callable[Concatenate["TrialLedger", _P], _T]
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, objectives: Sequence[Objective]) -> None:
+
+def _patient(method: _Method[_P, _T]) -> _Method[_P, _T]:
+    """Repeat a method of the ledger until the database can be reached; it must be safe to repeat."""
+
+    @functools.wraps(method)
+    def call(self: TrialLedger, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._patience.call(lambda: method(self, *args, **kwargs))
+
+    return call
+
+
+class TrialLedger:
+    """One Optuna study, asked and told by number.
+
+    Where Optuna's database cannot be reached, each call waits as long as ``patience`` says.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        space: SearchSpace,
+        objectives: Sequence[Objective],
+        patience: Patience | None = None,
+    ) -> None:
         self._study = study
         self._space = space
         self._distributions = distributions(space)
         self._objectives = tuple(objectives)
+        self._patience = patience or Patience()
+        self._given: set[int] = set()  # trials that the caller knows of
 
     @classmethod
     def open(
@@ -80,6 +109,7 @@ class TrialLedger:
         name: str,
         space: SearchSpace,
         objectives: Sequence[Objective],
+        patience: Patience | None = None,
     ) -> Self:
         """Create the study, or open the one of that name. It asks at random until it is told to ``use`` a sampler.
 
@@ -87,26 +117,20 @@ class TrialLedger:
             StudyMismatchError: Another program made an Optuna study of that name in the same database.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        directions = [objective.direction for objective in objectives]
-        study = optuna.create_study(
-            storage=storage, study_name=name, load_if_exists=True, directions=directions, sampler=RandomSampler()
-        )
-        _refuse_foreign(study, directions)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names([objective.name for objective in objectives])
-        for draft in space.drafts:  # the table behind the short ids
-            study.set_user_attr(f"{DRAFT_ATTRIBUTE}{draft.name}", draft.model_dump(mode="json"))
-        return cls(study, space, objectives)
+        patience = patience or Patience()
+        study = patience.call(lambda: _opened(storage, name, space, objectives))
+        return cls(study, space, objectives, patience)
 
     def use(self, sampler: BaseSampler) -> None:
         """Ask this sampler from now on."""
         self._study.sampler = sampler
 
+    @_patient
     def finished(self) -> Reason | None:
         """Why nothing more is worth a trial; None while something is, or where the sampler cannot tell."""
         return finished(self._study)
 
+    @_patient
     def wants_more(self) -> bool:
         """Whether asking now makes sense although trials are running: always, where the sampler cannot tell."""
         sampler = self._study.sampler
@@ -114,6 +138,7 @@ class TrialLedger:
             return True
         return bool(sampler.worth_measuring(self._study) or sampler.unpredicted(self._study))
 
+    @_patient
     def standing(self) -> Standing | None:
         """The best so far and what could still beat it; None where the sampler cannot tell."""
         sampler = self._study.sampler
@@ -142,29 +167,36 @@ class TrialLedger:
             most_promising_bound=outlook.speedup_bound(first),
         )
 
+    @_patient
     def enqueue(self, speculation: Speculation, predicted: Mapping[str, float] | None = None) -> None:
         """Have this configuration asked for next, unless it was asked for or enqueued before."""
-        parameters = {DRAFT: speculation.draft_name, TOKENS: max(speculation.drafted_tokens, self._lowest_tokens)}
-        self._study.enqueue_trial(parameters, user_attrs={"predicted": dict(predicted or {})}, skip_if_exists=True)
+        self._study.enqueue_trial(
+            self._parameters(speculation), user_attrs={"predicted": dict(predicted or {})}, skip_if_exists=True
+        )
 
+    @_patient
     def ask_baseline(self) -> Asked:
         """No speculation, as trial 0 of an empty study; asking again before it is told gives the same trial."""
-        if not self._study.get_trials(deepcopy=False):
+        trials = self._study.get_trials(deepcopy=False)
+        if not trials:
             self.enqueue(NO_SPECULATION)
+        if not trials or trials[0].state is OptunaState.WAITING:
             self.ask()
+        elif trials[0].state is OptunaState.RUNNING:
+            self._suggest(Trial(self._study, trials[0]._trial_id))  # the driver may have died in the middle of asking
         return Asked(0, NO_SPECULATION)
 
     def ask(self) -> Asked:
         """The configuration to try next. It may repeat an earlier one: the caller answers those from the store."""
-        trial = self._study.ask(self._distributions)
-        return Asked(trial.number, self._speculation(trial.params))
+        attempts = itertools.count()
+        return self._patience.call(lambda: self._ask(is_repeated=next(attempts) > 0))
 
     def ask_again(self, speculation: Speculation) -> Asked:
         """A trial of a configuration that was tried before."""
-        tokens = max(speculation.drafted_tokens, self._lowest_tokens)
-        self._study.enqueue_trial({DRAFT: speculation.draft_name, TOKENS: tokens})
+        self._enqueue_unless_waiting(self._parameters(speculation))
         return self.ask()
 
+    @_patient
     def tell(self, trial: TrialRecord) -> None:
         """Tell Optuna what became of a trial, from our row; telling twice changes nothing."""
         frozen = self._frozen(trial.number)
@@ -178,6 +210,7 @@ class TrialLedger:
         self._set_constraint(frozen, violated=trial.state is TrialState.INFEASIBLE)
         self._finish(trial.number, self._values(trial), OptunaState.COMPLETE)
 
+    @_patient
     def reconcile(self, trials: Sequence[TrialRecord]) -> None:
         """Make the projection agree with our rows after a driver died, or rebuild it where it is gone."""
         rows = {trial.number: trial for trial in trials}
@@ -191,10 +224,36 @@ class TrialLedger:
                 self._finish(one.number, None, OptunaState.FAIL)
             elif row is not None and row.state is not TrialState.RUNNING:
                 self.tell(row)
+            else:
+                self._given.add(one.number)
 
-    @property
-    def _lowest_tokens(self) -> int:
-        return self._space.num_speculative_tokens.min
+    def _ask(self, *, is_repeated: bool) -> Asked:
+        begun = self._begun() if is_repeated else None
+        trial = self._study.ask() if begun is None else Trial(self._study, begun._trial_id)
+        asked = Asked(trial.number, self._suggest(trial))
+        self._given.add(asked.number)
+        return asked
+
+    def _begun(self) -> FrozenTrial | None:
+        """The trial in whose making the database was lost: it runs, and nobody was told of it."""
+        running = self._study.get_trials(deepcopy=False, states=(OptunaState.RUNNING,))
+        return next((one for one in running if one.number not in self._given), None)
+
+    def _suggest(self, trial: Trial) -> Speculation:
+        """Choose what of the trial's configuration is not chosen yet."""
+        bounds = self._space.num_speculative_tokens
+        draft = trial.suggest_categorical(DRAFT, self._space.choices)
+        return self._speculation({DRAFT: draft, TOKENS: trial.suggest_int(TOKENS, bounds.min, bounds.max)})
+
+    @_patient
+    def _enqueue_unless_waiting(self, parameters: Mapping[str, Any]) -> None:
+        waiting = self._study.get_trials(deepcopy=False, states=(OptunaState.WAITING,))
+        if all(one.system_attrs.get("fixed_params") != parameters for one in waiting):
+            self._study.enqueue_trial(dict(parameters))
+
+    def _parameters(self, speculation: Speculation) -> dict[str, Any]:
+        tokens = max(speculation.drafted_tokens, self._space.num_speculative_tokens.min)
+        return {DRAFT: speculation.draft_name, TOKENS: tokens}
 
     def _speculation(self, parameters: Mapping[str, Any]) -> Speculation:
         return self._space.speculation(str(parameters[DRAFT]), int(parameters[TOKENS]))
@@ -237,20 +296,32 @@ class TrialLedger:
     def _rebuilt(self, row: TrialRecord | None) -> FrozenTrial:
         if row is None:
             return create_trial(state=OptunaState.FAIL)
-        tokens = max(row.speculation.drafted_tokens, self._lowest_tokens)
-        parameters = {DRAFT: row.speculation.draft_name, TOKENS: tokens}
         state = {TrialState.RUNNING: OptunaState.RUNNING, TrialState.LOST: OptunaState.FAIL}.get(
             row.state, OptunaState.COMPLETE
         )
         violated = float(row.state is TrialState.INFEASIBLE)
         return create_trial(
             state=state,
-            params=parameters,
+            params=self._parameters(row.speculation),
             distributions=self._distributions,
             values=self._values(row) if state is OptunaState.COMPLETE else None,
             user_attrs=_attributes(row),
             system_attrs={f"constraints:{CONSTRAINT}": violated, "constraints": [violated]},
         )
+
+
+def _opened(storage: BaseStorage, name: str, space: SearchSpace, objectives: Sequence[Objective]) -> optuna.Study:
+    directions = [objective.direction for objective in objectives]
+    study = optuna.create_study(
+        storage=storage, study_name=name, load_if_exists=True, directions=directions, sampler=RandomSampler()
+    )
+    _refuse_foreign(study, directions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names([objective.name for objective in objectives])
+    for draft in space.drafts:  # the table behind the short ids
+        study.set_user_attr(f"{DRAFT_ATTRIBUTE}{draft.name}", draft.model_dump(mode="json"))
+    return study
 
 
 def _refuse_foreign(study: optuna.Study, directions: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 
 from tuner.errors import StorageError
-from tuner_storage.errors import translated
+from tuner.patience import Patience
+from tuner_storage.errors import is_unreachable, translated
 from tuner_storage.migrate import require_current_schema
 from tuner_storage.session import WRITES
 from tuner_storage.store import SqlTrialStore
@@ -26,15 +28,25 @@ CONNECT_TIMEOUT_S = 10
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
 
 
-def open_store(url: str, *, create: bool = True) -> SqlTrialStore:
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    patience_s: float = 0,
+    on_wait: Callable[[str], None] | None = None,
+) -> SqlTrialStore:
     """The store in the database at ``url``; a new or empty one gets its tables, and SQLite its folder.
 
     Args:
         url: See ``parse_storage_url``.
         create: False refuses a database that has no tables yet.
+        patience_s: How long each call of the store waits for a server that was there and cannot be reached any more.
+            Opening never waits: a wrong address is said at once.
+        on_wait: Hears once that the server cannot be reached, and once that it is back; None logs it.
 
     Raises:
-        StorageError: The database cannot be reached or opened, or has no tables and ``create`` is False.
+        StorageUnreachableError: The server does not answer.
+        StorageError: The database cannot be opened, or has no tables and ``create`` is False.
         SchemaError: Its schema is older (the hint says how to upgrade), newer or unknown.
     """
     engine = open_engine(url, create=create)
@@ -43,7 +55,7 @@ def open_store(url: str, *, create: bool = True) -> SqlTrialStore:
     except StorageError:
         engine.dispose()
         raise
-    return SqlTrialStore(engine)
+    return SqlTrialStore(engine, Patience(patience_s, is_unreachable, on_wait))
 
 
 def open_engine(url: str, *, create: bool = True) -> Engine:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import URL
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from tuner.errors import StorageError
+from tuner.errors import StorageError, StorageUnreachableError
 from tuner_storage.urls import BUSY_TIMEOUT_S, hidden, is_sqlite
 
 _SQLITE_HINTS = {
@@ -31,7 +32,15 @@ _POSTGRESQL_HINTS = {
 _UNREACHABLE = "check host, port, user and password, and that the server runs"
 
 
-class ConnectionLostError(StorageError):
+_SERVER_IS_AWAY = ("08", "57P01", "57P02", "57P03")
+"""SQLSTATEs, by their beginning: connection exceptions; shut down, crashed and cannot connect now."""
+
+
+_USED_AFTER_LOSS = "8s2b"
+"""SQLAlchemy's code for a session that is used again although its connection was lost, as Optuna does."""
+
+
+class ConnectionLostError(StorageUnreachableError):
     """The server closed the connection; nothing of the transaction was kept, and it may be tried again."""
 
 
@@ -41,17 +50,40 @@ def translated(url: URL) -> Iterator[None]:
 
     Raises:
         ConnectionLostError: The connection was cut.
+        StorageUnreachableError: The server does not answer.
         StorageError: Anything else.
     """
     try:
         yield
     except SQLAlchemyError as error:
-        kind = ConnectionLostError if _is_lost(error) else StorageError
+        kind = _kind(error)
         raise kind(f"database {hidden(url)}: {_without_password(_cause(error), url)}", _hint(error, url)) from error
 
 
-def _is_lost(error: SQLAlchemyError) -> bool:
-    return isinstance(error, DBAPIError) and error.connection_invalidated
+def is_unreachable(error: BaseException) -> bool:
+    """Whether the error, or one that it was raised from, means that the server cannot be reached now."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SQLAlchemyError):
+            return issubclass(_kind(cause), StorageUnreachableError)
+        if isinstance(cause, StorageUnreachableError):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _kind(error: SQLAlchemyError) -> type[StorageError]:
+    if isinstance(error, PendingRollbackError) and error.code == _USED_AFTER_LOSS:
+        return ConnectionLostError
+    if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
+        return StorageError
+    if error.connection_invalidated:
+        return ConnectionLostError
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    # libpq gives no SQLSTATE to what goes wrong before a connection is made.
+    never_connected = state is None and isinstance(error, OperationalError)
+    is_away = state is not None and state.startswith(_SERVER_IS_AWAY)
+    return StorageUnreachableError if never_connected or is_away else StorageError
 
 
 def _cause(error: SQLAlchemyError) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, undefer
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from tuner.errors import NotFoundError
+from tuner.patience import Patience
 from tuner.records import StageKind
 from tuner.store import (
     ParetoEntry,
@@ -44,7 +45,7 @@ RECONNECTIONS = Retrying(
     wait=wait_exponential(multiplier=0.5),
     reraise=True,
 )
-"""A server that was restarted or cut us off during a transaction; every method may be repeated."""
+"""A server that cut us off during a transaction, although it runs; every method may be repeated."""
 
 _NOT_YET = -1
 """Depth of a trace whose row is made only to be locked: below every real one."""
@@ -56,8 +57,9 @@ class SqlTrialStore:
     May be used by several threads and by several processes, each with its own store.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience: Patience | None = None) -> None:
         self._engine = engine
+        self._patience = patience or Patience()
 
     def __repr__(self) -> str:
         return f"SqlTrialStore({hidden(self._engine.url)!r})"
@@ -71,6 +73,11 @@ class SqlTrialStore:
     def engine(self) -> Engine:
         """SQLAlchemy's engine, for the lock and the migrations."""
         return self._engine
+
+    @property
+    def patience(self) -> Patience:
+        """How long this store waits for its server; for others that use the same database."""
+        return self._patience
 
     def add_study(self, study: StudyRecord) -> StudyRecord:
         """See ``TrialStore.add_study``."""
@@ -164,14 +171,14 @@ class SqlTrialStore:
             with reading(self._engine) as session:
                 return work(session)
 
-        return RECONNECTIONS.copy()(once)
+        return self._patience.call(lambda: RECONNECTIONS.copy()(once))
 
     def _write(self, work: Callable[[Session], T]) -> T:
         def once() -> T:
             with writing(self._engine) as session:
                 return work(session)
 
-        return RECONNECTIONS.copy()(once)
+        return self._patience.call(lambda: RECONNECTIONS.copy()(once))
 
 
 def _study_row(session: Session, name: str, *, lock: bool = False) -> StudyRow:
