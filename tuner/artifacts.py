@@ -1,12 +1,28 @@
-"""Compiled artifacts: where they are kept, and how each is made once."""
+"""Compiled artifacts: where they are kept, and how each is made once.
+
+An artifact is a folder of files under a compile key. ``artifact_folder`` says how they lie in a folder; a shared place
+has the same artifacts, for all machines. What is found is loaded only if every file has the hash it was published with.
+On one machine each version of a file is hashed once between two starts of it: size, times and inode tell whether it
+was touched since, so that a model of 65 GB is not read twice at each load. ``tuner cache verify`` reads everything.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from tuner.errors import ArtifactMissingError
+from tuner.artifact_folder import FolderPlace
+from tuner.artifact_locks import FULL, explained, file_system_error
+from tuner.artifact_manifest import Damage, Manifest, check_files, check_key, describe
+from tuner.artifact_places import Place, open_shared, shared_folder
+from tuner.artifact_upkeep import prune
+from tuner.errors import ArtifactError, ArtifactMissingError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +62,145 @@ class ArtifactCache:
 
     def __init__(self, place: ArtifactPlace) -> None:
         self._place = place
+        self._node = FolderPlace(Path(place.node_dir))
 
-    def build(self, key: str, make: Callable[[Path], None], about: Mapping[str, str]) -> BuiltArtifact:  # noqa: ARG002
-        """The artifact of that key, made by ``make`` in an empty folder unless it is there already."""
-        folder = Path(self._place.node_dir) / key
-        if not (was_found := folder.exists()):
-            folder.mkdir(parents=True)
-            make(folder)
-        return BuiltArtifact(key=key, content_hash="", size_bytes=0, compile_s=0.0, was_found=was_found)
+    def build(self, key: str, make: Callable[[Path], None], about: Mapping[str, str]) -> BuiltArtifact:
+        """The artifact of that key, made by ``make`` in an empty folder unless it is there already.
+
+        Of several processes on this machine that ask for one key, one makes it and the others wait. What ``make``
+        raises is passed on, and nothing is published then. What was made is in the shared place too when this returns.
+
+        Args:
+            key: ``Engine.compile_key``.
+            make: Leaves plain files in the folder that it is given, beside which nothing is kept.
+            about: What it is of, for people.
+
+        Raises:
+            ArtifactError: A disk is full, a place cannot be reached, what lies in the shared place is damaged, or
+                what was made cannot be kept.
+        """
+        check_key(key)
+        with self._node.locked(key):
+            self._node.sweep()
+            found = self._sound(self._node.manifest(key), drops_damaged=True) or self._fetched(key)
+            manifest = self._shared_too(found or self._made(key, make, about))
+        self._trim(manifest)
+        return BuiltArtifact(
+            key=key,
+            content_hash=manifest.content_hash,
+            size_bytes=manifest.size_bytes,
+            compile_s=0.0 if found else manifest.compile_s,
+            was_found=found is not None,
+        )
 
     def find(self, key: str) -> Path:
         """The folder of the artifact on this machine, its content verified.
 
+        It is not pruned from this machine until this process ends.
+
         Raises:
             ArtifactMissingError: It is neither here nor in the shared place.
+            ArtifactError: It is damaged in the shared place, the place cannot be reached, or the disk is full.
         """
-        folder = Path(self._place.node_dir) / key
-        if not folder.exists():
-            raise ArtifactMissingError(f"no artifact {key}", "it is compiled again")
-        return folder
+        check_key(key)
+        manifest = self._sound(self._node.use(key))
+        if manifest is None:
+            with self._node.locked(key):
+                self._node.sweep()
+                manifest = self._sound(self._node.use(key), drops_damaged=True) or self._fetched(key)
+                if manifest is None:
+                    raise self._missing(key)
+                self._node.use(key)
+            self._trim(manifest)
+        return self._node.content(manifest)
+
+    @cached_property
+    def _shared(self) -> Place | None:
+        """The shared place; None where there is none, or where it is this machine's own folder."""
+        if self._place.shared is None:
+            return None
+        folder = shared_folder(self._place.shared)
+        if folder is not None and folder.resolve() == self._node.root.resolve():
+            return None
+        return open_shared(self._place.shared)
+
+    def _sound(self, found: Manifest | Damage | None, *, drops_damaged: bool = False) -> Manifest | None:
+        """What was found on this machine, if it is verified; whoever holds the lock drops what is damaged."""
+        damage = self._node.damage(found) if isinstance(found, Manifest) else found
+        if damage is None:
+            return found if isinstance(found, Manifest) else None
+        if drops_damaged:
+            logger.warning("artifact %s in %s is damaged and dropped", damage, self._node.name)
+            self._node.forget(damage.key)
+            if isinstance(found, Manifest):
+                self._node.drop(found.content_hash)
+        return None
+
+    def _fetched(self, key: str) -> Manifest | None:
+        """What is published in the shared place, copied here and verified; None where there is none."""
+        if self._shared is None or (there := self._shared.manifest(key)) is None:
+            return None
+        if isinstance(there, Damage):
+            raise _damaged(there, self._shared)
+        started = time.monotonic()
+        with self._node.temporary(key) as folder:
+            with explained(self._node.name, f"copying artifact {key} from {self._shared.name}", there.size_bytes):
+                missing = self._shared.fetch(there, folder)
+                damage, stamps = check_files(folder, there, {}) if missing is None else (missing, {})
+            if damage is not None:
+                if self._shared.manifest(key) != there:  # pruned while it was copied
+                    return None
+                raise _damaged(damage, self._shared)
+            self._node.adopt(there, folder, stamps)
+        logger.info("artifact %s fetched from %s in %.1f s", key, self._shared.name, time.monotonic() - started)
+        return there
+
+    def _made(self, key: str, make: Callable[[Path], None], about: Mapping[str, str]) -> Manifest:
+        with self._node.temporary(key) as folder:
+            started = time.monotonic()
+            try:
+                make(folder)
+            except OSError as error:
+                if error.errno in FULL:  # no fault of the configuration: it must not count as one that fails
+                    raise file_system_error(self._node.name, f"compiling artifact {key}", error) from error
+                raise
+            compile_s = time.monotonic() - started
+            with explained(self._node.name, f"reading what was compiled for artifact {key}"):
+                manifest, stamps = describe(key, about, folder, compile_s)
+            return self._node.adopt(manifest, folder, stamps)
+
+    def _shared_too(self, manifest: Manifest) -> Manifest:
+        """Publish in the shared place; where another machine was first, its artifact replaces this one."""
+        if self._shared is None:
+            return manifest
+        with self._node.used(manifest.content_hash):
+            there = self._shared.publish(manifest, self._node.content(manifest))
+            if isinstance(there, Damage):
+                raise _damaged(there, self._shared)
+            if there.content_hash == manifest.content_hash:
+                return manifest
+            self._node.forget(manifest.key)
+            if (theirs := self._fetched(manifest.key)) is None:  # pruned meanwhile
+                return self._node.adopt(manifest, self._node.content(manifest), {})
+        self._node.sweep()
+        return theirs
+
+    def _trim(self, manifest: Manifest) -> None:
+        if self._place.node_limit_bytes is None:
+            return
+        gone = prune(self._node, max_bytes=self._place.node_limit_bytes, keep=manifest.content_hash)
+        for one in gone.removed:
+            logger.info("artifact %s removed from %s, which has a limit", one.key, self._node.name)
+
+    def _missing(self, key: str) -> ArtifactMissingError:
+        others = "" if self._shared is None else f" nor in {self._shared.name}"
+        return ArtifactMissingError(
+            f"there is no whole artifact {key} in {self._node.name}{others}", "the search compiles it again"
+        )
+
+
+def _damaged(damage: Damage, place: Place) -> ArtifactError:
+    return ArtifactError(
+        f"an artifact in {place.name} is damaged: {damage}",
+        f"`tuner cache verify --shared --artifacts {place.name} --remove-damaged` removes it, and it is compiled again",
+    )
