@@ -1,11 +1,11 @@
-"""CPUs that a stage has to itself, among all stages of one person on one machine."""
+"""CPUs and devices that a stage has to itself, among all stages of one person on one machine."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ from pathlib import Path
 from tuner.errors import DispatchError
 
 LOCKS_VARIABLE = "TUNER_CPU_LOCKS"
-"""Names another folder for the locks; empty switches reservations off, for clusters that only pretend to be several
-machines."""
+"""Names another folder for the locks, those of devices included; empty switches reservations off, for clusters
+that only pretend to be several machines."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedCpus:
-    """CPUs that nobody else reserves while one of ``locks``, open files, is held by any process.
+class Reservation:
+    """What nobody else reserves while any process holds ``locks``, which are open files.
 
     Attributes:
         cpus: Numbers of the CPUs; empty where none are reserved.
@@ -34,7 +34,7 @@ class ReservedCpus:
             os.close(descriptor)
 
 
-def reserve_cpus(count: int | None, allowed: Sequence[int] | None = None) -> ReservedCpus | None:
+def reserve_cpus(count: int | None, allowed: Sequence[int] | None = None) -> Reservation | None:
     """Reserve CPUs, adjacent ones if possible, of those that this process may run on.
 
     Two tuners on one machine do not know of each other; the locks tell them.
@@ -49,19 +49,48 @@ def reserve_cpus(count: int | None, allowed: Sequence[int] | None = None) -> Res
     Raises:
         DispatchError: The folder of locks cannot be written.
     """
-    folder = _folder()
-    if folder is None:
-        return ReservedCpus()
     among = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     wanted = len(among) if count is None else min(count, len(among))
+    return _reserve(lambda folder: _choose(folder, among, wanted))
+
+
+def reserve_devices(names: Sequence[str]) -> Reservation | None:
+    """Reserve the devices of these names, all of them.
+
+    A stage that is ended keeps its devices until its last process is gone, while a cluster gives them away at once.
+
+    Returns:
+        None where one of them is taken at the moment.
+
+    Raises:
+        DispatchError: The folder of locks cannot be written.
+    """
+    return _reserve(lambda folder: _lock_all(folder, names)) if names else Reservation()
+
+
+def _reserve(choose: Callable[[Path], Reservation | None]) -> Reservation | None:
+    """What ``choose`` locks, while nobody else chooses."""
+    folder = _folder()
+    if folder is None:
+        return Reservation()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(folder / "choosing.lock") as choosing:
-            return None if choosing is None else _choose(folder, among, wanted)
+            return None if choosing is None else choose(folder)
     except OSError as error:
         raise DispatchError(
-            f"cannot lock CPUs in {folder}: {error.strerror}", f"name a folder of your own with {LOCKS_VARIABLE}"
+            f"cannot lock CPUs and devices in {folder}: {error.strerror}",
+            f"name a folder of your own with {LOCKS_VARIABLE}",
         ) from error
+
+
+def _lock_all(folder: Path, names: Sequence[str]) -> Reservation | None:
+    found = [_try_lock(folder / f"{name}.lock") for name in names]
+    locks = tuple(lock for lock in found if lock is not None)
+    if len(locks) == len(found):
+        return Reservation(locks=locks)
+    Reservation(locks=locks).close()
+    return None
 
 
 def _folder() -> Path | None:
@@ -71,13 +100,13 @@ def _folder() -> Path | None:
     return Path(stated) if stated else None
 
 
-def _choose(folder: Path, among: Sequence[int], wanted: int) -> ReservedCpus | None:
-    locks = {cpu: lock for cpu in among if (lock := _try_lock(folder / f"{cpu}.lock")) is not None}
+def _choose(folder: Path, among: Sequence[int], wanted: int) -> Reservation | None:
+    locks = {cpu: lock for cpu in among if (lock := _try_lock(folder / f"cpu-{cpu}.lock")) is not None}
     chosen = next(_windows(among, wanted, locks), None)
     for cpu, lock in locks.items():
         if chosen is None or cpu not in chosen:
             os.close(lock)
-    return None if chosen is None else ReservedCpus(chosen, tuple(locks[cpu] for cpu in chosen))
+    return None if chosen is None else Reservation(chosen, tuple(locks[cpu] for cpu in chosen))
 
 
 def _windows(among: Sequence[int], wanted: int, free: dict[int, int]) -> Iterator[tuple[int, ...]]:

@@ -45,6 +45,14 @@ def check_adjacent(text: str | None, count: int) -> None:
         )
 
 
+def device_names(needs: Needs, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices that a stage sees, by names that are unique on its machine; empty where that cannot be told."""
+    if needs.device not in VISIBLE_VARIABLES or not needs.num_devices:
+        return ()
+    seen = listed_devices(environment.get(VISIBLE_VARIABLES[needs.device], ""))
+    return tuple(f"{needs.device}-{device.replace('/', '-')}" for device in seen)
+
+
 def check_devices(needs: Needs, environment: Mapping[str, str]) -> None:
     """Refuse devices that are not adjacent where they have to be; see ``check_adjacent``."""
     if needs.device in ADJACENT_DEVICES and needs.num_devices:

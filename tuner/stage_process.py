@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Self
@@ -21,8 +21,8 @@ from typing import IO, Self
 import psutil
 
 from tuner import stage_main, supervisor
-from tuner.cores import ReservedCpus, reserve_cpus
-from tuner.devices import check_devices
+from tuner.cores import reserve_cpus, reserve_devices
+from tuner.devices import check_devices, device_names
 from tuner.dispatch import StageBugError, StageStatus, timeout_error
 from tuner.errors import DispatchError, EngineCrashedError, OutOfDeviceMemoryError, TunerError, WorkerLostError
 from tuner.oom_kills import count_oom_kills
@@ -68,8 +68,8 @@ class StageProcess:
     """One stage, run by a process below a supervisor (``tuner.supervisor``).
 
     Whatever happens to this process, to the supervisor or to the stage, nothing of the stage is left. A deadline
-    holds also while nobody looks. ``start`` returns at once; where the CPUs that the stage reserves are taken by
-    another tuner, it begins at the first ``poll`` that finds them free.
+    holds also while nobody looks. ``start`` returns at once; where another search or a stage that ends still holds the
+    CPUs or devices that it reserves, it begins at the first ``poll`` that finds them free.
     """
 
     def __init__(self, task: StageTask, log: IO[bytes], messages: IO[bytes]) -> None:
@@ -133,24 +133,29 @@ class StageProcess:
         return self._status.has_ended or self._bug is not None
 
     def _launch(self) -> None:
-        environment = {**os.environ, **self._task.needs.environment}
+        needs = self._task.needs
+        environment = {**os.environ, **needs.environment}
         try:
-            check_devices(self._task.needs, environment)
-            cpus = reserve_cpus(self._task.needs.num_cpus)
-            if cpus is None:
-                self._status = StageStatus(waiting_for="CPUs that another search on this machine holds")
-                return
-            try:
-                self._running = self._supervise(cpus, environment)
-            finally:
-                cpus.close()
+            check_devices(needs, environment)
+            with contextlib.ExitStack() as holding:
+                if (cpus := reserve_cpus(needs.num_cpus)) is None:
+                    return self._wait_for("CPUs")
+                holding.callback(cpus.close)
+                if (devices := reserve_devices(device_names(needs, environment))) is None:
+                    return self._wait_for(needs.device or "devices")
+                holding.callback(devices.close)
+                pinned = () if needs.num_cpus is None else cpus.cpus
+                self._running = self._supervise(pinned, (*cpus.locks, *devices.locks), environment)
         except OSError as error:
             failed = DispatchError(f"cannot start a process for stage {self._task.name}: {error}", "see `ulimit -a`")
             self._close(StageStatus(error=failed))
         except DispatchError as error:
             self._close(StageStatus(error=error))
 
-    def _supervise(self, cpus: ReservedCpus, environment: dict[str, str]) -> _Running:
+    def _wait_for(self, what: str) -> None:
+        self._status = StageStatus(waiting_for=f"{what} that another stage on this machine still holds")
+
+    def _supervise(self, cpus: Sequence[int], locks: Sequence[int], environment: dict[str, str]) -> _Running:
         mark = uuid.uuid4().hex
         environment |= {STAGE_VARIABLE: self._task.name, _MARK_VARIABLE: mark}
         ours, theirs = socket.socketpair()
@@ -162,8 +167,8 @@ class StageProcess:
                 "control": theirs.fileno(),
                 "owner": owner,
                 "keep": [messages],
-                "hold": cpus.locks,
-                "cpus": cpus.cpus if self._task.needs.num_cpus is not None else (),
+                "hold": locks,
+                "cpus": cpus,
                 "deadline_s": self._task.deadline_s,
                 "grace_s": GRACE_S,
             }
@@ -174,7 +179,7 @@ class StageProcess:
                 stdout=self._log,
                 stderr=self._log,
                 env=environment,
-                pass_fds=[one for one in (theirs.fileno(), owner, messages, *cpus.locks) if one >= 0],
+                pass_fds=[one for one in (theirs.fileno(), owner, messages, *locks) if one >= 0],
                 start_new_session=True,  # Ctrl-C at a terminal is for the owner, which ends its stages in order
             )
         ours.setblocking(False)
