@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from tuner.dispatch import Dispatcher, InlineDispatcher
 from tuner.driver import PredictedStudy, Search, SearchResult, new_study
 from tuner.engines import Engine, load_engine
-from tuner.errors import ConfigurationError
+from tuner.errors import ConfigurationError, DispatchError
 from tuner.estimate import PlanDescription, describe_search
 from tuner.fitting import FittedWorkload, fit_workload
 from tuner.lookup import did_you_mean
@@ -224,6 +224,19 @@ def _typed(function: str, options: Mapping[str, Any]) -> SearchOptions:
         raise ConfigurationError(
             f"{function}(): {field} {reason}, found {first['input']!r}", "see help(tuner.SearchOptions)"
         ) from error
+
+def end_stages(address: str, study_name: str) -> int:
+    """End what a study has left on a standing cluster where no driver runs it; how many stages that were.
+
+    Without this they end by themselves, because nobody collects their results.
+
+    Raises:
+        DispatchError: The cluster cannot be reached.
+    """
+    raise DispatchError(
+        f"stages of {study_name!r} on {address} cannot be ended without their driver yet",
+        "they end by themselves, because nobody collects their results",
+    )
 
 
 def _start_ray(options: SearchOptions) -> Dispatcher:

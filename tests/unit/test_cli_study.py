@@ -139,7 +139,7 @@ def test_studies_are_listed_with_their_verdicts(tuner: RunCli, keep: Keep) -> No
         ("first", "recommend", "code-gen"),
         ("second", None, "code-gen"),
     ]
-    assert "not ended" in tuner("studies").stdout
+    assert "interrupted" in tuner("studies").stdout
 
 
 def test_a_certified_configuration_is_exported_for_vllm(tuner: RunCli, keep: Keep, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ COMMANDS = {
     "mix": LazyCommand("tuner.cli.mix", "Choose one configuration for several workloads."),
     "advise": LazyCommand("tuner.cli.advise", "Say what acceptance a draft must reach to pay off."),
     "studies": LazyCommand("tuner.cli.studies", "List the studies in the database."),
+    "cancel": LazyCommand("tuner.cli.cancel", "Stop a search, wherever it runs; results are kept."),
+    "logs": LazyCommand("tuner.cli.logs", "Show what the stages of a trial wrote."),
     "export": LazyCommand("tuner.cli.export", "Write a study's configuration for vLLM, or as JSON."),
     "models": LazyCommand("tuner.cli.models", "List, fetch, show and check models."),
     "traces": LazyCommand("tuner.cli.traces", "List, export and import acceptance traces."),

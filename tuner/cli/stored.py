@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,33 @@ from tuner.errors import ConfigurationError, NotFoundError, TunerError
 
 if TYPE_CHECKING:
     from tuner.documents import StudyResult
-    from tuner.store import TrialRecord
+    from tuner.store import StudyRecord, TrialRecord
+    from tuner_storage import SqlTrialStore
+
+
+@contextmanager
+def opened_store(storage: str | None) -> Iterator[SqlTrialStore]:
+    """The store in the database of that address, else in one's own, which may not be there yet."""
+    from tuner.settings import read_settings
+    from tuner_storage import open_store
+
+    store = open_store(read_settings(storage_url=storage).storage_url, create=storage is None)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def newest_study(store: SqlTrialStore) -> StudyRecord:
+    """The study that was started last.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    studies = store.studies()
+    if not studies:
+        raise NotFoundError("there is no study yet", "run `tuner search --workload code-gen --quick` to make one")
+    return studies[-1]
 
 
 def default_plot(study_name: str) -> Path:
@@ -76,8 +103,17 @@ def find_trial(result: StudyResult, number: int) -> TrialRecord:
     Raises:
         NotFoundError: There is none.
     """
-    for trial in result.trials:
+    return trial_of(result.study.name, result.trials, number)
+
+
+def trial_of(study_name: str, trials: Sequence[TrialRecord], number: int) -> TrialRecord:
+    """The trial of that number among a study's.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    for trial in trials:
         if trial.number == number:
             return trial
-    known = ", ".join(str(trial.number) for trial in result.trials)
-    raise NotFoundError(f"study {result.study.name!r} has no trial {number}", f"there are: {known or 'none'}")
+    known = ", ".join(str(trial.number) for trial in trials)
+    raise NotFoundError(f"study {study_name!r} has no trial {number}", f"there are: {known or 'none'}")
