@@ -42,8 +42,8 @@ class _Started:
 class LocalDispatcher:
     """Runs stages on this machine, as many at once as what they need allows, first come first served.
 
-    A stage that needs every CPU runs alone. Nothing overtakes a stage that waits, so none waits for ever. Stages start
-    while somebody polls.
+    A stage that needs every CPU runs alone. Nothing takes what an earlier one waits for, so none waits for ever; what
+    needs other things may overtake it. Stages start while somebody polls.
     """
 
     def __init__(self, devices: Mapping[str, int] | None = None, log_dir: Path | None = None) -> None:
@@ -79,7 +79,7 @@ class LocalDispatcher:
 
     def capacity(self, needs: Needs) -> int:
         """See ``Dispatcher.capacity``."""
-        fitting = [int(self._all(name) // amount) for name, amount in self._demand(needs).items() if amount]
+        fitting = [int(self._all(name) // amount) for name, amount in self._demand(needs).items()]
         return max(min(fitting, default=1), 1)
 
     def submit(self, task: StageTask) -> None:
@@ -126,13 +126,15 @@ class LocalDispatcher:
 
     def _advance(self) -> None:
         self._holding = {name: one for name, one in self._holding.items() if not one.process.has_ended}
-        while self._waiting:
-            name, task = next(iter(self._waiting.items()))
+        aside: dict[str, float] = {}
+        for name, task in list(self._waiting.items()):
             places = self._free_block(task.needs)
-            if self._missing(task.needs) or places is None:
-                return
-            del self._waiting[name]
-            self._start(task, places)
+            if places is not None and not self._missing(task.needs, aside):
+                del self._waiting[name]
+                self._start(task, places)
+                continue
+            for resource, amount in self._demand(task.needs).items():
+                aside[resource] = aside.get(resource, 0) + amount
 
     def _start(self, task: StageTask, places: range) -> None:
         needs = task.needs
@@ -164,24 +166,27 @@ class LocalDispatcher:
 
     def _demand(self, needs: Needs) -> dict[str, float]:
         cpus = self._has[CPU] if needs.num_cpus is None else needs.num_cpus
-        return {CPU: cpus, MEMORY: needs.memory_bytes, **needs.amounts}
+        demand = {CPU: cpus, MEMORY: needs.memory_bytes, **needs.amounts}
+        return {resource: amount for resource, amount in demand.items() if amount}
 
     def _all(self, resource: str) -> float:
         return self._has.get(resource, 0)
 
-    def _missing(self, needs: Needs) -> list[str]:
+    def _missing(self, needs: Needs, aside: Mapping[str, float] | None = None) -> list[str]:
+        """What is not free of what a stage needs, what is laid aside for others not counted."""
         found = []
-        for name, amount in self._demand(needs).items():
-            free = self._all(name) - sum(one.amounts.get(name, 0) for one in self._holding.values())
-            if amount > free:
-                found.append(f"{_amount(name, amount)} ({_amount(name, free)} free)")
+        for resource, amount in self._demand(needs).items():
+            free = self._all(resource) - sum(one.amounts.get(resource, 0) for one in self._holding.values())
+            if amount > free - (aside or {}).get(resource, 0):
+                found.append(f"{_amount(resource, amount)} ({_amount(resource, free)} free)")
         return found
 
     def _awaited(self, task: StageTask) -> str:
-        before = list(self._waiting).index(task.name)
-        if before:
-            return f"{before} stages before it" if before > 1 else "a stage before it"
-        return ", ".join(self._missing(task.needs)) or f"{task.needs.num_devices} adjacent {task.needs.device}"
+        if missing := self._missing(task.needs):
+            return ", ".join(missing)
+        if self._free_block(task.needs) is None:
+            return f"{task.needs.num_devices} adjacent {task.needs.device}"
+        return "stages before it"
 
 
 def _amount(resource: str, amount: float) -> str:

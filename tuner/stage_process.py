@@ -87,8 +87,16 @@ class StageProcess:
         Args:
             task: Its ``needs.environment`` goes over the environment of this process.
             log_dir: Where its log stays, named for the stage; None keeps it no longer than this object.
+
+        Raises:
+            DispatchError: Its files cannot be written.
         """
-        started = cls(task, _open_log(task, log_dir), tempfile.TemporaryFile())  # noqa: SIM115 - closed at its end
+        try:
+            started = cls(task, _open_log(task, log_dir), tempfile.TemporaryFile())  # noqa: SIM115 - closed at its end
+        except OSError as error:
+            raise DispatchError(
+                f"cannot write the files of stage {task.name}: {error}", "see the space and the rights of that folder"
+            ) from error
         started._launch()
         return started
 
@@ -147,7 +155,9 @@ class StageProcess:
                 pinned = () if needs.num_cpus is None else cpus.cpus
                 self._running = self._supervise(pinned, (*cpus.locks, *devices.locks), environment)
         except OSError as error:
-            failed = DispatchError(f"cannot start a process for stage {self._task.name}: {error}", "see `ulimit -a`")
+            failed = DispatchError(
+                f"cannot start a process for stage {self._task.name}: {error}", "see `ulimit -a` and `df`"
+            )
             self._close(StageStatus(error=failed))
         except DispatchError as error:
             self._close(StageStatus(error=error))
@@ -252,7 +262,9 @@ def _open_log(task: StageTask, log_dir: Path | None) -> IO[bytes]:
     if log_dir is None:
         return tempfile.TemporaryFile()
     log_dir.mkdir(parents=True, exist_ok=True)
-    return (log_dir / log_name(task)).open("ab+")  # many processes append
+    log = (log_dir / log_name(task)).open("ab+")  # many processes append
+    log.truncate(0)
+    return log
 
 
 def log_name(task: StageTask) -> str:

@@ -94,15 +94,25 @@ def test_devices_are_those_that_this_process_may_use(
     assert [variable(task, "CUDA_VISIBLE_DEVICES") for task in tasks] == ["GPU-8a", "GPU-9b"]
 
 
-def test_nothing_overtakes_a_stage_that_waits(dispatcher: LocalDispatcher) -> None:
+def test_nothing_takes_what_an_earlier_stage_waits_for(dispatcher: LocalDispatcher) -> None:
+    pair, block, later = (a_hanging_task(f"n{n}", device="neuron_cores", num_devices=n) for n in (2, 8, 1))
+    for task in (pair, block, later):
+        dispatcher.submit(task)
+    assert dispatcher.poll(block).waiting_for == "8 neuron_cores (6 neuron_cores free)"
+    assert dispatcher.poll(later).waiting_for == "stages before it"
+    dispatcher.forget(pair)
+    until(lambda: started(dispatcher, block))
+    dispatcher.forget(block)
+    until(lambda: started(dispatcher, later))
+
+
+def test_what_needs_other_things_overtakes(dispatcher: LocalDispatcher) -> None:
     first, second = (a_hanging_task(key, resources={"licence": 1.0}) for key in ("first", "second"))
-    small = a_hanging_task("small")
-    for task in (first, second, small):
+    other = a_hanging_task("other", device="neuron_cores", num_devices=1)
+    for task in (first, second, other):
         dispatcher.submit(task)
     assert dispatcher.poll(second).waiting_for == "1 licence (0 licence free)"
-    assert dispatcher.poll(small).waiting_for == "a stage before it"
-    dispatcher.forget(second)
-    until(lambda: started(dispatcher, small))
+    until(lambda: started(dispatcher, other))
 
 
 def test_a_stage_that_needs_every_cpu_runs_alone(dispatcher: LocalDispatcher) -> None:

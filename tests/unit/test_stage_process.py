@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tuner import stage_main
 from tuner.cores import reserve_cpus
 from tuner.dispatch import StageStatus
 from tuner.errors import (
+    DispatchError,
     EngineCrashedError,
     EngineError,
     FragmentedDevicesError,
@@ -219,6 +221,28 @@ def test_a_log_is_kept_by_the_name_of_its_stage(start: Start, tmp_path: Path) ->
     (file,) = (tmp_path / "logs").iterdir()
     assert file.name == f"a-b-c--baseline-{task.key}-0.log"
     assert "the drill says something" in file.read_text()
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_ours(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DispatchError, match="file"):
+        start(log_dir=tmp_path / "file")
+
+
+def test_a_stage_that_runs_again_begins_its_log_anew(start: Start, tmp_path: Path) -> None:
+    task, process = start("run:*=exit", log_dir=tmp_path / "logs")
+    assert ended(process).log
+    again = StageProcess.start(replace(task, needs=Needs(num_cpus=1)), tmp_path / "logs")
+    assert "had enough" not in ended(again).log
+
+
+def test_a_stopped_supervisor_does_not_keep_the_search_waiting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.stage_process.END_DEADLINE_S", 0.3)
+    task, process = start("load:*=hang", deadline_s=0.5)
+    until(lambda: process.poll().has_started)
+    os.kill(psutil.Process(stage_pid(task)).ppid(), signal.SIGSTOP)
+    assert type(ended(process).error) is StageTimeoutError
+    until(lambda: not leftovers(TUNER_STAGE=task.name))
 
 
 def test_a_long_log_keeps_its_beginning_and_its_end() -> None:
