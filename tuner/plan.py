@@ -250,12 +250,14 @@ class SearchPlan:
             outputs=outputs,
             timing=timing,
             needs=self.needs(kind),
-            artifacts=self._artifact_place() if self.compiling else None,
+            artifacts=self.artifact_place if self.compiling else None,
             compile_facts=dict(self.hardware.compile_facts),
             deadline_s=self.deadline_s or self.hardware.deadline_s(kind, STAGE_DEADLINE_S),
         )
 
-    def _artifact_place(self) -> ArtifactPlace:
+    @property
+    def artifact_place(self) -> ArtifactPlace:
+        """Where compiled artifacts are."""
         return self.hardware.artifact_place(Path(self.cache_dir), self.artifacts)
 
 

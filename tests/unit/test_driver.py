@@ -18,6 +18,7 @@ from tuner.errors import OutOfDeviceMemoryError, StudyMismatchError, WorkerLostE
 from tuner.objective import parse_objectives
 from tuner.observer import SilentObserver
 from tuner.plan import SearchPlan
+from tuner.planning import CheckedSearch
 from tuner.records import StageKind
 from tuner.search_space import DraftTokens
 from tuner.settings import read_settings
@@ -301,12 +302,15 @@ def test_the_front_holds_the_baseline_and_marks_what_was_only_predicted(bench: B
 def test_other_settings_under_the_same_name_change_nothing_in_optuna(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tuner.api.open_optuna_storage", lambda _url: bench.optuna_storage)
+    monkeypatch.setattr("tuner.api.open_optuna_storage", lambda _url, _patience: bench.optuna_storage)
     settings = read_settings({}, storage_url=f"sqlite:///{tmp_path / 'studies.sqlite'}", cache_dir=tmp_path)
 
     def search(plan: SearchPlan) -> None:
-        monkeypatch.setattr("tuner.api.plan_search", lambda _options, _settings: plan)
-        run_search(SearchOptions(workload="any", dispatch="inline"), settings=settings)
+        def checked(options: SearchOptions, _settings: object) -> CheckedSearch:
+            return CheckedSearch(options=options, engine=SimulatedEngine(bench.world), draft=plan, places={})
+
+        monkeypatch.setattr("tuner.api.check_search", checked)
+        run_search(SearchOptions(workload="any", dispatch="inline", name=plan.name), settings=settings)
 
     search(a_plan(budget=Budget(max_trials=1)))
     before = optuna.load_study(study_name="study", storage=bench.optuna_storage)
