@@ -17,6 +17,7 @@ from tuner.decide import Decision, no_winner
 from tuner.dispatch import Dispatcher
 from tuner.errors import ArtifactMissingError, DispatchError, TunerError, WorkerLostError
 from tuner.evidence import Evidence
+from tuner.lookout import Lookout
 from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
 from tuner.outcome import TrialOutcome, estimated_gains, front_members, seen_at, sharpened
@@ -37,6 +38,7 @@ from tuner.stages import StageRunner, Wanted, Work, is_final
 from tuner.stopping import Reason, Spent, StopKind
 from tuner.store import ParetoEntry, StudyRecord, TrialRecord, TrialState, TrialStore
 from tuner.study import Asked, TrialLedger, distributions
+from tuner.timetable import Phase
 from tuner.tracing import Tracer
 from tuner.trial import StageTask
 from tuner.trial_book import TrialBook
@@ -129,6 +131,7 @@ class Search:
         self._works = Works(self._stages, stop_asked, sleep)
         self._trials = TrialBook(store, ledger, self._observer, plan.name)
         self._tracer = Tracer(plan, store, self._stages, self._observer, self._study.provenance)
+        self._lookout = Lookout(plan, self._stages, self._trials, dispatcher, self._observer)
         self._lost_in_a_row = 0
 
     def run(self) -> SearchResult:
@@ -154,6 +157,7 @@ class Search:
             DispatchError: As ``run``.
             SearchStoppedError: Somebody asked it to stop.
         """
+        self._lookout.last = Phase.TRACES
         baseline, traces = self._begin()
         predictions = sharpened(Predictions.of(baseline, traces), self._trials.all)
         configurations = tuple(one for one in self._plan.space.configurations() if not one.is_baseline)
@@ -174,7 +178,9 @@ class Search:
         for notice in self._plan.notices:
             self._observer.notice(notice)
         self._dispatcher.check(self._plan.all_needs)
+        self._tell(Phase.BASELINE)
         (baseline,) = self._works.finish([self._baseline()])
+        self._tell(Phase.TRACES)
         tracing = self._tracer.works(baseline, self._with_artifacts)
         return baseline, tuple(one for one in self._works.finish(tracing) if one is not None)
 
@@ -221,6 +227,7 @@ class Search:
                 self._try_next(baseline, predictions)
             if not self._works:
                 break
+            self._tell(Phase.TRIALS)
             self._works.wait_for_any()
         stopped = self._why_stop()
         self._observer.notice(f"no more configurations are tried: {stopped.text}")
@@ -245,6 +252,9 @@ class Search:
     def _enqueue_best(self, predictions: Predictions) -> None:
         for speculation in predictions.ranked(self._plan.space.configurations())[:1]:
             self._ledger.enqueue(speculation, predictions.metrics(speculation))
+
+    def _tell(self, phase: Phase) -> None:
+        self._lookout.tell(phase, self._spent(), self._most_in_flight())
 
     def _most_in_flight(self) -> int:
         """Trials at once: as many as are measured and compiled beside each other, unless fewer are asked for."""
@@ -310,7 +320,7 @@ class Search:
             return
         self._trials.finish(row, outcome)
         if (standing := self._ledger.standing()) is not None:
-            self._observer.standing(standing)
+            self._lookout.standing(standing)
 
     def _outcome(self, row: TrialRecord, baseline: BaselineResult) -> Work[TrialOutcome]:
         try:
@@ -403,6 +413,8 @@ class Search:
     def _certify(self, best: TrialRecord) -> tuple[CertifyResult, ...]:
         """The final comparison, once for each load; nothing where no speculation is the best."""
         tasks = () if best.speculation.is_baseline else self._plan.certify_tasks(best.speculation)
+        if tasks:
+            self._tell(Phase.CERTIFICATION)
         results = self._works.finish([self._with_artifacts(Wanted(task=task)) for task in tasks])
         return tuple(from_json(CertifyResult, result) for result in results)
 

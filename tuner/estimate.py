@@ -214,7 +214,7 @@ def describe_search(
     models = tuple(_planned_model(name, settings) for name in names)
     configurations = len(space.configurations())
     trials = min(max_trials, configurations)
-    device = capabilities.device if capabilities.device in DEVICES else PLAIN_MACHINE
+    device = _assumed_device(capabilities)
     times = _Times.of(models, device, hardware.needs(StageKind.MEASURE).num_devices)
     work = _Work(workload=workload, loads=tuple(loads), times=times, capabilities=capabilities)
     stages = tuple(_held(stage, hardware) for stage in work.stages(len(space.drafts), trials, certify_loads))
@@ -235,6 +235,39 @@ def describe_search(
         ),
         assumed_device=device,
     )
+
+
+def estimate_stages(
+    *, models: Sequence[Path], engine: str, workload: Workload, hardware: Hardware, loads: Sequence[int] = ()
+) -> dict[StageKind, float]:
+    """Seconds of one stage of each kind, at most, by the same rules of thumb; nothing where the target has no size.
+
+    Args:
+        models: Folders or files, the target first and then the drafts.
+        engine: Its name.
+        workload: With its limits.
+        hardware: The machines.
+        loads: Further numbers of requests in flight at which objectives want figures.
+
+    Raises:
+        EngineNotInstalledError: The engine is not there.
+    """
+    planned = tuple(
+        PlannedModel(name=str(path), is_here=True, is_ready=True, download_bytes=None, disk_bytes=_size(path))
+        for path in models
+    )
+    if not planned[0].disk_bytes:
+        return {}
+    capabilities = load_engine(engine).capabilities
+    device = _assumed_device(capabilities)
+    times = _Times.of(planned, device, hardware.needs(StageKind.MEASURE).num_devices)
+    work = _Work(workload=workload, loads=tuple(loads), times=times, capabilities=capabilities)
+    return {stage.kind: stage.seconds_each for stage in work.stages(drafts=1, trials=2, certify_loads=1)}
+
+
+def _assumed_device(capabilities: Capabilities) -> str:
+    device = capabilities.device
+    return PLAIN_MACHINE if device is None or device not in DEVICES else device
 
 
 def _planned_model(name: str, settings: Settings) -> PlannedModel:

@@ -7,6 +7,7 @@ from typing import Protocol
 from tuner.dispatch import StageStatus
 from tuner.stopping import Standing
 from tuner.store import TrialRecord
+from tuner.timetable import SearchOutlook
 from tuner.trial import StageTask
 
 
@@ -21,8 +22,8 @@ class Observer(Protocol):
         """How a stage is doing, some times a second; of a short one perhaps never before its end."""
         ...
 
-    def stage_ended(self, task: StageTask) -> None:
-        """That stage is over."""
+    def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:
+        """That attempt of a stage is over; ``status`` is None where it was given up without a look at its end."""
         ...
 
     def trial_ended(self, trial: TrialRecord) -> None:
@@ -31,6 +32,10 @@ class Observer(Protocol):
 
     def standing(self, standing: Standing) -> None:
         """What could still beat the best, after a trial of a search that can tell."""
+        ...
+
+    def outlook(self, outlook: SearchOutlook) -> None:
+        """How far the search is and when it may end, whenever something began or ended."""
         ...
 
     def notice(self, text: str) -> None:
@@ -47,7 +52,7 @@ class SilentObserver:
     def stage_seen(self, task: StageTask, status: StageStatus) -> None:
         """See ``Observer.stage_seen``."""
 
-    def stage_ended(self, task: StageTask) -> None:
+    def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:
         """See ``Observer.stage_ended``."""
 
     def trial_ended(self, trial: TrialRecord) -> None:
@@ -55,6 +60,9 @@ class SilentObserver:
 
     def standing(self, standing: Standing) -> None:
         """See ``Observer.standing``."""
+
+    def outlook(self, outlook: SearchOutlook) -> None:
+        """See ``Observer.outlook``."""
 
     def notice(self, text: str) -> None:
         """See ``Observer.notice``."""

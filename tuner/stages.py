@@ -88,6 +88,11 @@ class StageRunner:
         return tuple(self._ended.values())
 
     @property
+    def worked(self) -> tuple[StageRecord, ...]:
+        """Of these, the ones that did their work themselves: compiles that were found are not among them."""
+        return tuple(one for one in self.ended if one.kind is not StageKind.COMPILE or one.key in self._compiled)
+
+    @property
     def compiles(self) -> int:
         """Compiles that this study paid for; what was found compiled costs nothing."""
         return len(self._compiled)
@@ -147,7 +152,7 @@ class StageRunner:
 
 
 class StageRun:
-    """One stage on its way. ``result`` or ``error`` is set once it ended."""
+    """One stage on its way. ``status`` is what was last seen; ``result`` or ``error`` is set once it ended."""
 
     def __init__(self, runner: StageRunner, wanted: Wanted) -> None:
         self._runner = runner
@@ -156,9 +161,14 @@ class StageRun:
         self._row: StageRecord | None = None
         self._keeps_row = True
         self._losses = 0
-        self.has_started = False
+        self.status = StageStatus()
         self.result: bytes | None = None
         self.error: TunerError | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it was seen to run."""
+        return self.status.has_started
 
     @property
     def has_ended(self) -> bool:
@@ -187,7 +197,7 @@ class StageRun:
         if self.has_ended:
             return True
         status = self._runner.dispatcher.poll(self._task)
-        self.has_started = status.has_started
+        self.status = status
         self._runner.observer.stage_seen(self._task, status)
         if not status.has_ended:
             return False
@@ -200,7 +210,7 @@ class StageRun:
         """End the stage without a result. Its row says that it runs, so that the next run of the search takes it up."""
         self._runner.dispatcher.forget(self._task)
         self._runner.note_known(self._task)
-        self._runner.observer.stage_ended(self._task)
+        self._runner.observer.stage_ended(self._task, None)
 
     def _submit(self) -> None:
         task = self._task
@@ -229,7 +239,9 @@ class StageRun:
         if status.has_started and status.error is not None:
             attempts = f"attempt {self._losses + 1} of {MAX_ATTEMPTS}"
             self._runner.observer.notice(f"{status.error.message}; it is run again, {attempts}")
+        self._runner.observer.stage_ended(self._task, status)
         self._task = replace(self._task, attempt=self._task.attempt + 1)
+        self._runner.observer.stage_began(self._task)
         self._submit()
         return False
 
@@ -267,7 +279,7 @@ class StageRun:
             self._runner.store.save_stage(row)
         self._runner.dispatcher.forget(task)  # its result is safe; what it held is free again
         self._runner.note_ended(row)
-        self._runner.observer.stage_ended(task)
+        self._runner.observer.stage_ended(task, status)
         self.result, self.error = status.result, status.error
 
     def _remembered(self, row: StageRecord) -> TunerError:

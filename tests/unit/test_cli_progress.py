@@ -51,7 +51,7 @@ def test_without_a_terminal_there_is_a_line_per_stage_trial_and_notice(capsys: p
         ):
             observer.stage_began(task)
             observer.stage_seen(task, StageStatus(has_started=True, done=1, total=2))
-            observer.stage_ended(task)
+            observer.stage_ended(task, None)
         observer.trial_ended(GOOD)
         observer.standing(Standing(best=EAGLE, best_speedup=1.15, num_open=0))
         observer.notice("every configuration of the space was tried")
@@ -119,7 +119,7 @@ def test_in_a_terminal_trials_standings_and_notices_stay_above_the_bars() -> Non
         observer.stage_began(task)
         observer.stage_seen(task, StageStatus(has_started=True, done=1, total=2))
         assert [(bar.description, bar.completed, bar.total) for bar in bars.tasks] == [("measuring eagle k=3", 1, 2)]
-        observer.stage_ended(task)
+        observer.stage_ended(task, None)
         assert bars.tasks == []
         observer.trial_ended(GOOD)
         observer.standing(a_standing())

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tuner.dispatch import StageStatus
     from tuner.observer import Observer
     from tuner.stopping import Standing
+    from tuner.timetable import SearchOutlook
     from tuner.trial import StageTask
 
 ResultT = TypeVar("ResultT")
@@ -80,7 +81,7 @@ class LineObserver:
     def stage_seen(self, task: StageTask, status: StageStatus) -> None:
         """Nothing: lines are for what begins and ends."""
 
-    def stage_ended(self, task: StageTask) -> None:
+    def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:
         """Nothing: the trial's line says how it went."""
 
     def trial_ended(self, trial: TrialRecord) -> None:
@@ -90,6 +91,9 @@ class LineObserver:
     def standing(self, standing: Standing) -> None:
         """Say what could still beat the best."""
         self._say(standing_words(standing))
+
+    def outlook(self, outlook: SearchOutlook) -> None:
+        """Nothing yet."""
 
     def notice(self, text: str) -> None:
         """Pass it on."""
@@ -117,7 +121,7 @@ class BarObserver:
         if bar is not None and status.total:
             self._bars.update(bar, completed=status.done, total=status.total)
 
-    def stage_ended(self, task: StageTask) -> None:
+    def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:  # noqa: ARG002
         """Take its bar away."""
         bar = self._running.pop((task.kind, task.key), None)
         if bar is not None:
@@ -130,6 +134,9 @@ class BarObserver:
     def standing(self, standing: Standing) -> None:
         """Say what could still beat the best, above the bars."""
         self._bars.console.print(standing_words(standing))
+
+    def outlook(self, outlook: SearchOutlook) -> None:
+        """Nothing yet."""
 
     def notice(self, text: str) -> None:
         """Pass it on, above the bars."""
