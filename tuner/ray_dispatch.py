@@ -1,183 +1,199 @@
-"""Stages on Ray: one named actor per study, stage, key and attempt."""
+"""Stages on Ray: one named, detached actor per stage and attempt, on the nodes that have what it needs."""
 
 from __future__ import annotations
 
 import logging
-import os
+import pickle
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-# Set before Ray is imported: no usage reports, and no warning about accelerators it does not manage.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
-
-from tuner.dispatch import StageStatus, timeout_error
-from tuner.errors import DispatchError, TunerError, WorkerLostError
+from tuner import ray_cluster
+from tuner.dispatch import StageBugError, StageStatus
+from tuner.errors import DispatchError, FragmentedDevicesError, TunerError, UnsatisfiableError, WorkerLostError
 from tuner.needs import Needs
-from tuner.records import StageKind
-from tuner.trial import StageTask, run_stage
+from tuner.ray_cluster import NAMESPACE, VERSION, Node, alive_nodes, described
+from tuner.ray_stage import StageActor
+from tuner.trial import StageTask
+
+import ray  # isort: skip - after ray_cluster, which sets what Ray reads when it is imported
+from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "tuner"
-OBJECT_STORE_BYTES = 80 * 1024 * 1024  # stages pass a few megabytes; more would only warn about /dev/shm
-START_DEADLINE_S = 300.0
-"""A worker starts in seconds; one that does not start within minutes waits for something that will not come."""
+UNCOLLECTED_S = 1800.0
+"""A search that was interrupted is usually started again within half an hour."""
 
-TIMED_STAGES = frozenset({StageKind.BASELINE, StageKind.MEASURE, StageKind.CERTIFY, StageKind.TRACE})
+NODE_PATIENCE_S = 120.0
+"""A lost node that comes back, comes back within minutes."""
 
+BINDING_PATIENCE_S = 60.0
+"""A stage that has to choose its node waits for a free one so long, then joins the queue of one."""
 
-class StageActor:
-    """Runs one stage in its worker process and keeps the outcome until the driver has stored it."""
+NODES_SEEN_S = 1.0
+"""What is known of the nodes is as old as this at most; asking costs the driver some milliseconds."""
 
-    def __init__(self) -> None:
-        self._began_s: float | None = None
-        self._progress = (0, 0)
+MOST_FRAGMENTED = 10
+"""Times that a stage is sent out again because the devices that it got are not adjacent."""
 
-    def run(self, task: StageTask) -> bytes | TunerError:
-        """The stage's record, or the error of ours that it ended with; any other error is a bug and propagates."""
-        self._began_s = time.monotonic()
-        try:
-            return run_stage(task, self._note_progress)
-        except TunerError as error:
-            return error
+FRAGMENTED_PAUSE_S = 2.0
+"""Before the first of them; each pause is twice the one before, up to ``MOST_FRAGMENTED_PAUSE_S``."""
 
-    def status(self) -> tuple[float, int, int]:
-        """Seconds since the stage began to run, and finished and total requests."""
-        began_s = self._began_s
-        return (0.0 if began_s is None else time.monotonic() - began_s, *self._progress)
+MOST_FRAGMENTED_PAUSE_S = 30.0
 
-    def _note_progress(self, done: int, total: int) -> None:
-        self._progress = (done, total)
+END_DEADLINE_S = 15.0
+"""For stages to end with their processes when the driver closes; a server takes up to its grace period."""
 
 
 @dataclass(slots=True)
-class _Running:
-    actor: Any
-    outcome: Any
-    status: Any
-    seen: tuple[float, int, int] = (0.0, 0, 0)
+class _Submitted:
+    """What the driver holds of a stage.
+
+    Attributes:
+        actor: None while the stage waits here for a node, a pause, or the end of a former actor of its name.
+        began: The answer to ``begin``; None once it is there.
+        look: The answer to the one ``look`` that is under way.
+        ended: How the stage ended, whatever becomes of its actor.
+    """
+
+    task: StageTask
+    not_before_s: float
     submitted_s: float = field(default_factory=time.monotonic)
+    actor: Any = None
+    began: Any = None
+    look: Any = None
+    seen: StageStatus = field(default_factory=StageStatus)
+    ended: StageStatus | None = None
+    bug: StageBugError | None = None
+    unmet_since_s: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its actor is known to have run."""
+        return self.actor is not None and self.began is None
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """An actor on its way out, whose name is not free yet."""
+
+    actor: Any
+    gone: Any
 
 
 class RayDispatcher:
-    """Sends stages to a Ray cluster, or to a local Ray of its own on the loopback interface.
+    """Sends stages to a Ray cluster, or to a Ray of its own on this machine.
 
-    A timed stage asks for every CPU of a node, so nothing else of this cluster runs beside it.
+    Nothing here waits for a stage: each has one question under way, whose answer is taken up at the next ``poll``.
+    On a standing cluster stages go on when their driver ends; the next one finds them by name.
     """
 
-    def __init__(self, address: str | None = None) -> None:
-        self._address = address
-        self._running: dict[str, _Running] = {}
-        self._node_cpus = 1
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        wait_for_nodes_s: float | None = None,
+        uncollected_s: float = UNCOLLECTED_S,
+        pin_to_one_node: bool = False,
+        devices: Mapping[str, int] | None = None,
+    ) -> None:
+        """Describe where stages run; ``start`` goes there.
+
+        Args:
+            address: ``HOST:PORT`` of a standing cluster, or ``auto``; None starts Ray on this machine.
+            wait_for_nodes_s: A stage that no node can run waits so long for one to join. Ray does not tell whether
+                anything adds nodes, so with an autoscaler this has to be given.
+            uncollected_s: A stage whose outcome nobody collects within it is dropped.
+            pin_to_one_node: Every stage runs on the same node, so that each finds what another left on its disk.
+            devices: What Ray does not find by itself on this machine, as ``{"neuron_cores": 4}``.
+        """
+        self._address, self._devices = address, dict(devices or {})
+        self._wait_for_nodes_s, self._uncollected_s = wait_for_nodes_s, uncollected_s
+        self._is_pinned = pin_to_one_node
+        self._pinned: str | None = None
+        self._submitted: dict[str, _Submitted] = {}
+        self._leaving: dict[str, _Leaving] = {}
+        self._fragmented: dict[str, int] = {}
+        self._needs: list[Needs] = []
+        self._nodes: tuple[float, list[Node]] = (0.0, [])
 
     def start(self) -> Self:
         """Start or join Ray.
 
         Raises:
-            DispatchError: No Ray answers at the address.
+            DispatchError: Ray does not start here, or the cluster cannot be joined.
         """
-        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self._address is None:
-            options |= {
-                "address": "local",
-                "num_cpus": os.cpu_count(),
-                "include_dashboard": False,
-                "object_store_memory": OBJECT_STORE_BYTES,
-                "_node_ip_address": "127.0.0.1",
-            }
+            ray_cluster.start_local(self._devices)
         else:
-            options["address"] = self._address
-        try:
-            ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise DispatchError(
-                f"no Ray at {self._address or 'this machine'}: {error}", "check --ray-address, and `ray status` there"
-            ) from error
-        nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        self._node_cpus = int(max(node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]))
+            ray_cluster.join(self._address)
         return self
 
     def check(self, needs: Iterable[Needs]) -> None:
         """See ``Dispatcher.check``."""
+        self._needs = list(needs)
+        nodes = self._candidates()
+        for one in self._needs:
+            if not any(node.meets(one) for node in nodes):
+                if self._wait_for_nodes_s is None:
+                    raise self._unsatisfiable(one)
+                logger.warning("no node has %s yet; waiting for one up to %.0f s", one, self._wait_for_nodes_s)
 
-    def capacity(self, needs: Needs) -> int:  # noqa: ARG002
+    def capacity(self, needs: Needs) -> int:
         """See ``Dispatcher.capacity``."""
-        return 1
+        return max(sum(node.room(needs) for node in self._candidates()), 1)
 
     def submit(self, task: StageTask) -> None:
         """See ``Dispatcher.submit``."""
-        if task.name in self._running:
+        if task.name in self._submitted:
             return
-        cpus = self._node_cpus if task.kind in TIMED_STAGES else 1
-        # max_concurrency 2: one thread runs the stage, the other answers `status`.
-        remote: Any = ray.remote(StageActor)
-        actor = remote.options(
-            name=task.name,
-            get_if_exists=True,
-            num_cpus=cpus,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=2,
-        ).remote()
-        self._running[task.name] = _Running(actor, actor.run.remote(task), actor.status.remote())
-        logger.info("stage %s submitted", task.name)
+        tries = self._fragmented.get(_stage(task), 0)
+        pause_s = min(FRAGMENTED_PAUSE_S * 2 ** (tries - 1), MOST_FRAGMENTED_PAUSE_S) if tries else 0.0
+        submitted = _Submitted(task, time.monotonic() + pause_s)
+        self._submitted[task.name] = submitted
+        self._place(submitted)
 
     def poll(self, task: StageTask) -> StageStatus:
         """See ``Dispatcher.poll``."""
-        if task.name not in self._running:
+        if (submitted := self._submitted.get(task.name)) is None:
             raise DispatchError(f"stage {task.name} was never submitted")
-        running = self._running[task.name]
-        try:
-            if ray.wait([running.outcome], timeout=0)[0]:
-                outcome = ray.get(running.outcome)
-                is_error = isinstance(outcome, TunerError)
-                return StageStatus(error=outcome) if is_error else StageStatus(result=outcome)
-            if ray.wait([running.status], timeout=0)[0]:
-                running.seen = ray.get(running.status)
-                running.status = running.actor.status.remote()
-        except ActorUnavailableError:  # not death: the next look tells
-            running.status = running.actor.status.remote()
-        except (ActorDiedError, RayActorError) as error:
-            return StageStatus(error=_lost_error(task, error))
-        except RayTaskError as error:  # a bug of ours in the worker, with the worker's traceback
-            raise error.as_instanceof_cause() from error  # type: ignore[no-untyped-call]
-        ran_s, done, total = running.seen
-        if ran_s > task.deadline_s:
-            self.forget(task)
-            return StageStatus(error=timeout_error(task))
-        if ran_s == 0 and time.monotonic() - running.submitted_s > START_DEADLINE_S:
-            self.forget(task)
-            return StageStatus(error=self._never_started(task))
-        return StageStatus(done=done, total=total)
-
-    def _never_started(self, task: StageTask) -> DispatchError:
-        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-        return DispatchError(
-            f"stage {task.kind} of {task.config.speculation.label} was not started within {START_DEADLINE_S:.0f} s: "
-            f"it needs up to {self._node_cpus} CPUs of one node, {free:.0f} are free in the cluster",
-            "see what holds them with `ray status`, or use another --ray-address",
-        )
+        if submitted.bug is not None:
+            raise submitted.bug
+        if submitted.ended is None:
+            self._place(submitted)
+            status = self._ask(submitted)
+            if status.has_ended:
+                submitted.ended = self._with_tries(task, status)
+            elif not submitted.has_begun:
+                return self._waiting(submitted)
+            submitted.seen = status
+        return submitted.ended or submitted.seen
 
     def forget(self, task: StageTask) -> None:
         """See ``Dispatcher.forget``."""
-        running = self._running.pop(task.name, None)
-        if running is not None:
-            ray.kill(running.actor, no_restart=True)
+        submitted = self._submitted.pop(task.name, None)
+        if submitted is None or submitted.actor is None:
+            return
+        if submitted.has_begun and submitted.ended is None and submitted.bug is None:
+            # What it holds is freed by Ray when its actor ends, so its processes end first.
+            self._leaving[task.name] = _Leaving(submitted.actor, submitted.actor.end.remote())
+        else:
+            ray.kill(submitted.actor, no_restart=True)
+            self._leaving[task.name] = _Leaving(submitted.actor, submitted.actor.look.remote())
 
     def close(self) -> None:
         """See ``Dispatcher.close``."""
         if ray.is_initialized():
-            for running in self._running.values():
-                ray.kill(running.actor, no_restart=True)
+            for submitted in list(self._submitted.values()):
+                if self._address is None or not submitted.has_begun:  # nobody takes up what has not begun
+                    self.forget(submitted.task)
+            ray.wait([one.gone for one in self._leaving.values()] or [ray.put(None)], timeout=END_DEADLINE_S)
             ray.shutdown()
-        self._running.clear()
+        self._submitted.clear()
+        self._leaving.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -187,9 +203,202 @@ class RayDispatcher:
     ) -> None:
         self.close()
 
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-def _lost_error(task: StageTask, error: Exception) -> WorkerLostError:
-    return WorkerLostError(
-        f"the worker of stage {task.kind} of {task.config.speculation.label} died: {str(error).splitlines()[0]}",
-        "it is run again; if it dies each time, look for the kernel's out-of-memory message (dmesg)",
+    def _ask(self, submitted: _Submitted) -> StageStatus:
+        """Take up the answer that is there, if any, and ask on."""
+        if submitted.actor is None:
+            return submitted.seen
+        try:
+            if submitted.began is not None:
+                if not _is_there(submitted.began):
+                    return submitted.seen
+                ray.get(submitted.began)
+                submitted.began, submitted.look = None, submitted.actor.look.remote()
+            if not _is_there(submitted.look):
+                return submitted.seen
+            status: StageStatus = ray.get(submitted.look)
+        except ActorUnavailableError:  # not death: it may have been the network, and a second copy must not start
+            self._begin(submitted)
+            return submitted.seen
+        except (RayActorError, ActorUnschedulableError) as error:
+            return self._lost(submitted, error)
+        except RayTaskError as error:
+            submitted.bug = _bug(error)
+            raise submitted.bug from error
+        submitted.look = submitted.actor.look.remote()
+        return status
+
+    def _lost(self, submitted: _Submitted, error: Exception) -> StageStatus:
+        task = submitted.task
+        what = f"stage {task.kind} of {task.config.speculation.label}"
+        if getattr(error, "actor_init_failed", False):
+            lost: TunerError = DispatchError(
+                f"{what} could not begin on its node: {str(error).strip().splitlines()[-1]}",
+                f"install specdec-tuner {VERSION} on every node of the cluster",
+            )
+        else:
+            lost = WorkerLostError(
+                f"the worker of {what} is gone: {_reason(error)}",
+                "it is run again; if it is lost each time, see what Ray writes on the node, and the kernel (dmesg)",
+            )
+        return replace(submitted.seen, has_started=submitted.has_begun, waiting_for=None, error=lost)
+
+    def _with_tries(self, task: StageTask, status: StageStatus) -> StageStatus:
+        """Send a stage whose devices are not adjacent out again, some times; other stages meanwhile free theirs."""
+        if not isinstance(status.error, FragmentedDevicesError):
+            self._fragmented.pop(_stage(task), None)
+            return status
+        tries = self._fragmented[_stage(task)] = self._fragmented.get(_stage(task), 0) + 1
+        if tries > MOST_FRAGMENTED:
+            error: TunerError = DispatchError(
+                f"stage {task.kind} of {task.config.speculation.label} got no adjacent devices in {tries} tries: "
+                f"{status.error.message}; others hold what lies between. Free of each node:\n"
+                f"{described(self._candidates(), free=True)}",
+                "see who holds them with `ray list actors`; let all of them take blocks of one size",
+            )
+        else:
+            error = WorkerLostError(status.error.message, status.error.hint)
+        return replace(status, has_started=False, error=error)
+
+    # ── placing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _place(self, submitted: _Submitted) -> None:
+        """Make the stage's actor, or find it, as soon as it is known where it may run."""
+        if submitted.actor is not None or submitted.ended is not None or not self._may_go(submitted):
+            return
+        options = self._options(submitted)
+        if options is None:
+            return
+        task = submitted.task
+        remote: Any = ray.remote(StageActor)
+        submitted.actor = remote.options(
+            name=task.name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            max_task_retries=0,
+            **options,
+        ).remote(self._uncollected_s)
+        self._begin(submitted)
+        logger.info("stage %s submitted", task.name)
+
+    def _begin(self, submitted: _Submitted) -> None:
+        submitted.began = submitted.actor.begin.remote(VERSION, pickle.dumps(submitted.task))
+
+    def _may_go(self, submitted: _Submitted) -> bool:
+        leaving = self._leaving.get(submitted.task.name)
+        if leaving is not None and _is_there(leaving.gone):
+            del self._leaving[submitted.task.name]
+            leaving = None
+        return leaving is None and time.monotonic() >= submitted.not_before_s
+
+    def _options(self, submitted: _Submitted) -> dict[str, Any] | None:
+        """What Ray is asked for; None while there is no node to ask for."""
+        needs = submitted.task.needs
+        suitable = [node for node in self._candidates() if node.meets(needs)]
+        chooses = self._is_pinned or (needs.on_device_host and not needs.num_devices)
+        if needs.num_cpus is None:  # alone on its node, however large that is
+            chooses = chooses or len({node.num_cpus for node in suitable}) != 1
+        if not chooses:
+            return _options(needs, suitable[0] if suitable else None)
+        node = next(iter(sorted((one for one in suitable if one.has_room(needs)), key=_most_free)), None)
+        if node is None and suitable and time.monotonic() - submitted.submitted_s > BINDING_PATIENCE_S:
+            node = min(suitable, key=_most_free)
+        if node is None:
+            return None
+        return _options(needs, node) | {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
+
+    def _waiting(self, submitted: _Submitted) -> StageStatus:
+        """What a stage that has not begun waits for; its end where that will not come."""
+        needs, now_s = submitted.task.needs, time.monotonic()
+        nodes = self._candidates()
+        if any(node.meets(needs) for node in nodes):
+            submitted.unmet_since_s = None
+            room = any(node.has_room(needs) for node in nodes)
+            return StageStatus(
+                waiting_for="a worker process" if room else f"{needs}; free:\n{described(nodes, free=True)}"
+            )
+        submitted.unmet_since_s = submitted.unmet_since_s or now_s
+        patience_s = NODE_PATIENCE_S if self._wait_for_nodes_s is None else self._wait_for_nodes_s
+        if now_s - submitted.unmet_since_s <= patience_s:
+            return StageStatus(waiting_for=f"a node with {needs}")
+        submitted.ended = StageStatus(error=self._unsatisfiable(needs))
+        return submitted.ended
+
+    def _unsatisfiable(self, needs: Needs) -> UnsatisfiableError:
+        where = "no node of the Ray cluster" if self._address else "this machine does not"
+        return UnsatisfiableError(
+            f"{where} ever has what a stage needs: {needs}. What there is:\n{described(self._all_nodes())}",
+            "ask for less in the hardware file, or name resources as the nodes do; where nodes join later, give "
+            "--wait-for-nodes",
+        )
+
+    # ── nodes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _all_nodes(self) -> list[Node]:
+        seen_s, nodes = self._nodes
+        if not nodes or time.monotonic() - seen_s > NODES_SEEN_S:
+            nodes = sorted(alive_nodes(), key=lambda node: node.address)
+            self._nodes = (time.monotonic(), nodes)
+        return nodes
+
+    def _candidates(self) -> list[Node]:
+        """The nodes that stages may run on."""
+        nodes = self._all_nodes()
+        if not self._is_pinned:
+            return nodes
+        if not any(node.node_id == self._pinned for node in nodes):
+            self._pin(nodes)
+        return [node for node in nodes if node.node_id == self._pinned]
+
+    def _pin(self, nodes: list[Node]) -> None:
+        """Choose the node of all stages, the same one in every driver."""
+        able = [node for node in nodes if all(node.meets(one) for one in self._needs)]
+        chosen = min(able, key=lambda node: (-node.num_devices, -node.num_cpus, node.address), default=None)
+        self._pinned = None if chosen is None else chosen.node_id
+        if chosen is not None:
+            logger.warning(
+                "every stage runs on %s (%s), because compiled artifacts stay on its disk; name a shared folder with "
+                "--artifacts to use other nodes too",
+                chosen.host,
+                chosen.address,
+            )
+
+
+def _options(needs: Needs, node: Node | None) -> dict[str, Any]:
+    """Ray's words for what a stage needs, on this node where it takes all of one."""
+    cpus = needs.num_cpus if needs.num_cpus is not None else node.num_cpus if node is not None else 1
+    amounts = {name: int(amount) if amount.is_integer() else amount for name, amount in needs.amounts.items()}
+    gpus = amounts.pop("GPU", 0)
+    memory = {"memory": needs.memory_bytes} if needs.memory_bytes else {}
+    return {"num_cpus": cpus, "num_gpus": gpus, "resources": amounts or None, **memory}
+
+
+def _most_free(node: Node) -> tuple[float, float, str]:
+    return (
+        -node.free.get("CPU", 0.0),
+        sum(node.free.get(name, 0.0) for name in ray_cluster.ACCELERATORS),
+        node.address,
     )
+
+
+def _stage(task: StageTask) -> str:
+    """A stage by name, whatever the attempt."""
+    return replace(task, attempt=0).name
+
+
+def _is_there(reference: Any) -> bool:
+    return bool(ray.wait([reference], timeout=0)[0])
+
+
+def _bug(error: RayTaskError) -> StageBugError:
+    """What a worker raised that is no error of ours, as itself where it says so."""
+    return error.cause if isinstance(error.cause, StageBugError) else StageBugError(str(error))
+
+
+def _reason(error: Exception) -> str:
+    """The line of Ray's account that says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[1] if len(lines) > 1 else lines[0] if lines else type(error).__name__

@@ -1,0 +1,332 @@
+"""A Ray cluster: starting one on this machine, joining one, and what its nodes have."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, TypeVar
+
+# Set before Ray is imported: no usage reports, no warning about accelerators it does not manage, no log of its C++ part
+# on the terminal.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+
+import ray
+from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._private.services import canonicalize_bootstrap_address, find_node_ids
+from ray._private.state import available_resources_per_node
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tuner.errors import DispatchError
+from tuner.needs import Needs
+from tuner.provenance import package_versions
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NAMESPACE = "tuner"
+
+VERSION = package_versions(("specdec-tuner",)).get("specdec-tuner", "0.0.0")
+"""Of this tuner; a checkout that was never installed has none."""
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Stages pass a few megabytes; more would only make Ray warn about /dev/shm."""
+
+CONNECT_DEADLINE_S = 5.0
+ANSWER_DEADLINE_S = 10.0
+"""Ray itself takes two minutes to see that what answers is no Ray."""
+
+JOIN_DEADLINE_S = 20.0
+"""Joining takes a second; Ray itself looks for a node on this machine for a minute."""
+
+PROBE_DEADLINE_S = 20.0
+"""A node starts a worker in seconds, also a loaded one."""
+
+ACCELERATORS = ("neuron_cores", "GPU")
+
+_OF_RAY = ("node:", "accelerator_type:", "object_store_memory")  # resources that nobody asks for by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine of the cluster that is alive.
+
+    Attributes:
+        node_id: Ray's.
+        total: What it has, by resource; memory in bytes.
+        free: What of it no stage holds now.
+    """
+
+    node_id: str
+    address: str
+    host: str
+    total: Mapping[str, float]
+    free: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def num_cpus(self) -> int:
+        """What Ray may give away of its CPUs."""
+        return int(self.total.get("CPU", 0))
+
+    @property
+    def num_devices(self) -> int:
+        """Its accelerators of every kind."""
+        return int(sum(self.total.get(name, 0) for name in ACCELERATORS))
+
+    def demand(self, needs: Needs) -> dict[str, float]:
+        """What a stage would take of this machine."""
+        cpus = max(self.num_cpus, 1) if needs.num_cpus is None else needs.num_cpus
+        amounts = {"CPU": float(cpus), "memory": float(needs.memory_bytes), **needs.amounts}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+    def meets(self, needs: Needs) -> bool:
+        """Whether a stage can ever run here."""
+        hosts = not needs.on_device_host or self.total.get(needs.device or "", 0) > 0
+        return hosts and all(self.total.get(name, 0) >= amount for name, amount in self.demand(needs).items())
+
+    def has_room(self, needs: Needs) -> bool:
+        """Whether a stage can run here now."""
+        return self.meets(needs) and all(
+            self.free.get(name, 0) >= amount for name, amount in self.demand(needs).items()
+        )
+
+    def room(self, needs: Needs) -> int:
+        """How many such stages it holds at once while nothing else runs."""
+        if not self.meets(needs):
+            return 0
+        return int(min((self.total[name] // amount for name, amount in self.demand(needs).items()), default=1))
+
+
+def alive_nodes() -> list[Node]:
+    """The machines of the cluster that this process joined."""
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            host=node["NodeManagerHostname"],
+            total=node["Resources"],
+            free=free.get(node["NodeID"], {}),
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
+
+
+def described(nodes: Iterable[Node], *, free: bool = False, most: int = 8) -> str:
+    """What nodes have, a line for each."""
+    lines = [f"  {node.host} ({node.address}): {_amounts(node.free if free else node.total)}" for node in nodes]
+    rest = [f"  and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join((*lines[:most], *rest)) or "  no node is alive"
+
+
+def free_for(needs: Needs, nodes: Iterable[Node], most: int = 3) -> str:
+    """What a stage waits for, and what is free of it where it could run, in a line."""
+    suitable = [node for node in nodes if node.meets(needs)]
+    free = "; ".join(f"{node.host} {_free_of(node.demand(needs), node.free)}" for node in suitable[:most])
+    return f"{needs} (free: {free}{' …' if len(suitable) > most else ''})"
+
+
+def _free_of(demand: Iterable[str], free: Mapping[str, float]) -> str:
+    return _amounts({name: free.get(name, 0.0) for name in demand})
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    named = {name: amount for name, amount in resources.items() if not name.startswith(_OF_RAY)}
+    memory_bytes = named.pop("memory", None)
+    memory = [] if memory_bytes is None else [f"{memory_bytes / 2**30:.1f} GiB of memory"]
+    return ", ".join((*(f"{amount:g} {name}" for name, amount in sorted(named.items())), *memory)) or "nothing"
+
+
+# ── starting and joining ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_QUIET: Mapping[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def start_local(devices: Mapping[str, int]) -> None:
+    """Start Ray on the loopback interface of this machine; it ends with this process.
+
+    Args:
+        devices: Resources that Ray does not find by itself.
+
+    Raises:
+        DispatchError: Ray does not start here.
+    """
+    named = {name: float(count) for name, count in devices.items() if name != "GPU"}
+    try:
+        ray.init(
+            address="local",
+            num_cpus=len(os.sched_getaffinity(0)),
+            num_gpus=devices.get("GPU"),
+            resources=named or None,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **_QUIET,
+        )
+    except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+        raise DispatchError(f"Ray does not start on this machine: {error}", "search with --dispatch local") from error
+
+
+def join(address: str) -> str:
+    """Join a standing cluster, and make sure that its nodes have the same versions as this process.
+
+    Args:
+        address: ``HOST:PORT`` of its head node, or ``auto`` for the cluster that this machine is a node of.
+
+    Returns:
+        The address that was joined, ``HOST:PORT``.
+
+    Raises:
+        DispatchError: Within half a minute; says what is wrong with the address, the token, a version or this machine.
+    """
+    found = _resolve(address)
+    _check_listening(found)
+    _check_versions(found, _ask(found))
+    if not find_node_ids():  # type: ignore[no-untyped-call]
+        raise DispatchError(
+            f"this machine is no node of the Ray cluster at {found}",
+            f"run `ray start --address={found} --num-cpus=0` here first, or search on a node of the cluster",
+        )
+    _within(JOIN_DEADLINE_S, lambda: ray.init(address=found, **_QUIET), f"the Ray at {found} lets nobody join")
+    _probe(alive_nodes())
+    return found
+
+
+def _resolve(address: str) -> str:
+    if address.startswith("ray://"):
+        raise DispatchError(
+            f"{address} is an address of Ray Client, which does not say what the nodes have",
+            "search on a node of the cluster with --ray-address auto, or give the head node's HOST:PORT (6379)",
+        )
+    try:
+        found = canonicalize_bootstrap_address(address) or ""
+    except ConnectionError as error:
+        raise DispatchError("no Ray runs on this machine", "name the cluster: --ray-address HOST:PORT") from error
+    except ValueError as error:
+        raise _no_address(address) from error
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise _no_address(address)
+    return found
+
+
+def _no_address(address: str) -> DispatchError:
+    return DispatchError(f"{address!r} is no address of a Ray cluster", "write HOST:PORT, as 10.0.0.1:6379")
+
+
+def _check_listening(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_DEADLINE_S).close()
+    except OSError as error:
+        raise DispatchError(
+            f"nothing answers at {address}: {error.strerror or error}", "check --ray-address, and `ray status` there"
+        ) from error
+
+
+def _ask(address: str) -> Mapping[str, str]:
+    """What the cluster says of itself: ``ray_version`` and ``python_version``."""
+    try:
+        return _within(
+            ANSWER_DEADLINE_S,
+            lambda: get_cluster_metadata(GcsClient(address=address)) or {},
+            f"what answers at {address} is no Ray",
+        )
+    except AuthenticationError as error:
+        mode = os.environ.get("RAY_AUTH_MODE", "")
+        has = "a token that is not the cluster's" if mode == "token" else f"no token (RAY_AUTH_MODE is {mode!r})"
+        raise DispatchError(
+            f"the Ray cluster at {address} wants a token, and this process has {has}",
+            "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster",
+        ) from error
+
+
+def _check_versions(address: str, metadata: Mapping[str, str]) -> None:
+    theirs = {name: metadata.get(f"{name}_version", "") for name in ("ray", "python")}
+    ours = {name: version for name, version in own_versions().items() if theirs.get(name)}
+    if any(theirs[name] != version for name, version in ours.items()):
+        raise version_error(f"the Ray cluster at {address}", theirs, ours)
+
+
+def _within(deadline_s: float, work: Callable[[], T], complaint: str) -> T:
+    """What ``work`` gives back, or a refusal after so long: Ray's own deadlines are minutes, and not ours to set."""
+    outcome: list[T | Exception] = []
+
+    def do() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:  # noqa: BLE001 - it is raised again by the thread that waits
+            outcome.append(error)
+
+    thread = threading.Thread(target=do, name="joining", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    hint = "check --ray-address: it is the HOST:PORT that `ray start --head` printed"
+    match outcome:
+        case []:
+            raise DispatchError(f"{complaint}: nothing came of it within {deadline_s:.0f} s", hint)
+        case [AuthenticationError() as error]:
+            raise error
+        case [Exception() as error]:
+            raise DispatchError(f"{complaint}: {error}", hint) from error
+    return outcome[0]  # type: ignore[return-value]
+
+
+# ── versions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def own_versions() -> dict[str, str]:
+    """What driver and workers must have in common."""
+    return {"tuner": VERSION, "ray": ray.__version__, "python": platform.python_version()}
+
+
+def version_error(where: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> DispatchError:
+    """The refusal of a machine with other versions."""
+    differing = [name for name, version in ours.items() if theirs.get(name) != version]
+    said = "; ".join(f"{name} {theirs.get(name) or 'missing'} there, {ours[name]} here" for name in differing)
+    return DispatchError(f"{where} has other versions: {said}", "install the same versions on all machines")
+
+
+def _probe(nodes: Sequence[Node]) -> None:
+    """Ask every node for its versions; one that does not answer in time is left to prove itself."""
+
+    def versions() -> dict[str, str]:  # travels by value, so that it runs where no tuner is installed
+        try:
+            import_module("tuner.ray_stage")
+            own: dict[str, str] = import_module("tuner.ray_cluster").own_versions()
+        except (ImportError, AttributeError) as error:
+            return {"ray": ray.__version__, "python": platform.python_version(), "tuner": f"unusable ({error})"}
+        return own
+
+    remote: Any = ray.remote(versions)
+    asked = {
+        remote.options(
+            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        ).remote(): node
+        for node in nodes
+    }
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=PROBE_DEADLINE_S)
+    for reference in answered:
+        node = asked[reference]
+        try:
+            theirs = ray.get(reference)
+        except RayTaskError as error:  # what travelled by value could not be read there
+            raise version_error(f"{node.host} ({node.address})", {"tuner": str(error.cause)}, own_versions()) from error
+        except RayError as error:  # it was lost meanwhile
+            logger.warning("node %s does not answer: %s", node.host, error)
+            continue
+        if theirs != own_versions():
+            raise version_error(f"{node.host} ({node.address})", theirs, own_versions())
+    for reference in silent:
+        logger.warning("node %s does not answer within %.0f s", asked[reference].host, PROBE_DEADLINE_S)
