@@ -36,7 +36,7 @@ from tuner.search_options import SearchOptions, check_options, most_configuratio
 from tuner.settings import Settings, read_settings
 from tuner.stop_signal import StopSignal
 from tuner.stored import StoredStudy, read_study
-from tuner.study import TrialLedger, open_optuna_storage
+from tuner.study import TrialLedger, close_optuna_storage, open_optuna_storage
 
 PATIENCE_S = 600.0
 """A database that cannot be reached meanwhile, as a server that is restarted, stops no search."""
@@ -145,6 +145,7 @@ def _opened(
         store.add_study(new_study(plan, provenance))  # other settings are refused before Optuna's study is touched
         store.withdraw_stop(plan.name)
         storage = open_optuna_storage(optuna_url(url), store.patience)
+        stack.callback(close_optuna_storage, storage)
         ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, store.patience)
         stop = StopSignal(observer, lambda: store.stop_asked(plan.name), lock.renew)
         stack.enter_context(stop.hearing())

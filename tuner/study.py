@@ -67,6 +67,13 @@ def open_optuna_storage(url: str | None, patience: Patience | None = None) -> Ba
         raise StorageError(f"Optuna cannot use the database: {type(error).__name__}", "see --storage") from error
 
 
+def close_optuna_storage(storage: BaseStorage) -> None:
+    """Release its connections."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Method = Callable[Concatenate["TrialLedger", _P], _T]
@@ -116,7 +123,7 @@ class TrialLedger:
         Raises:
             StudyMismatchError: Another program made an Optuna study of that name in the same database.
         """
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns of a lost database with whole statements
         patience = patience or Patience()
         study = patience.call(lambda: _opened(storage, name, space, objectives))
         return cls(study, space, objectives, patience)

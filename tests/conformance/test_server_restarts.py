@@ -21,7 +21,7 @@ from tests.support.postgres import PostgresServer
 from tuner.errors import StorageError, StorageUnreachableError
 from tuner.objective import DEFAULT_OBJECTIVES
 from tuner.store import StageState, TrialRecord, TrialState, TrialStore
-from tuner.study import TrialLedger, open_optuna_storage
+from tuner.study import TrialLedger, close_optuna_storage, open_optuna_storage
 from tuner.testing.store_records import a_done_stage, a_finished_trial, a_log, a_stage, a_study
 from tuner_storage import lock_holder, open_store, optuna_url, study_lock
 
@@ -89,7 +89,7 @@ def test_a_search_loses_nothing_and_does_nothing_twice(
         assert [stage.state for stage in store.stages("code-gen")] == [StageState.DONE] * len(told)
         assert len(store.logs("code-gen")) == len(told)
     found = optuna.load_study(study_name="code-gen", storage=storage).get_trials()
-    storage.engine.dispose()  # type: ignore[attr-defined]
+    close_optuna_storage(storage)
     assert [trial.state for trial in found if trial.number in {one.number for one in told}] == [
         OptunaState.COMPLETE
     ] * len(told)

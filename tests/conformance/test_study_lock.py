@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import StorageError
-from tuner_storage import SqlTrialStore, open_store, study_lock
+from tuner_storage import SqlTrialStore, lock_holder, open_store, study_lock
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -44,6 +45,37 @@ def test_a_second_driver_is_refused_with_the_first_ones_process(store: SqlTrialS
     assert "--name" in caught.value.hint
 
 
+def test_who_runs_a_study_can_be_asked_without_running_it(store: SqlTrialStore, database_url: str) -> None:
+    other = open_store(database_url)
+    assert lock_holder(other, "code-gen") is None
+    with study_lock(store, "code-gen") as lock:
+        for _ in range(2):
+            assert lock_holder(other, "code-gen") == f"tuner process {os.getpid()} on {socket.gethostname()}"
+            lock.renew()
+        assert lock_holder(other, "open-prose") is None
+    assert lock_holder(other, "code-gen") is None
+    other.close()
+
+
+def test_asking_who_runs_a_study_never_keeps_a_driver_out(store: SqlTrialStore, database_url: str) -> None:
+    other, has_ended = open_store(database_url), threading.Event()
+
+    def ask() -> None:
+        while not has_ended.is_set():
+            lock_holder(other, "code-gen")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(50):
+            with study_lock(store, "code-gen"):
+                pass
+    finally:
+        has_ended.set()
+        asking.join()
+        other.close()
+
+
 def test_other_studies_are_free(store: SqlTrialStore) -> None:
     with study_lock(store, "code-gen"), study_lock(store, "open-prose"):
         pass
@@ -72,13 +104,16 @@ def test_a_killed_driver_holds_nothing(store: SqlTrialStore, database_url: str) 
         pass
     driver.kill()
     driver.join()
+    assert lock_holder(store, "code-gen") is None
     with study_lock(store, "code-gen"):
         pass
 
 
 def test_a_store_in_memory_needs_no_lock() -> None:
     store = open_store("sqlite://")
-    with study_lock(store, "code-gen"), study_lock(store, "code-gen"):
+    with study_lock(store, "code-gen") as lock, study_lock(store, "code-gen"):
+        lock.renew()
+        assert lock_holder(store, "code-gen") is None
         store.close()
 
 
