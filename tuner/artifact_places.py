@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
@@ -58,11 +59,15 @@ class Place(Protocol):
         ...
 
 
-def open_shared(shared: str) -> Place:
+def open_shared(shared: str, *, create: bool = True) -> Place:
     """The place at a folder, a ``file://`` URL or another URL that fsspec knows.
 
     A folder that is not there is created, its parent is not: a share that is not mounted must not become a folder of
     one machine.
+
+    Args:
+        shared: As a stage or a person is given it.
+        create: Whether a folder is created.
 
     Raises:
         ArtifactError: It cannot be used: a relative path, a folder that is not there, a package that is missing.
@@ -71,7 +76,9 @@ def open_shared(shared: str) -> Place:
     if path is None:
         return ObjectPlace(shared)
     try:
-        path.mkdir(exist_ok=True)
+        if create:
+            path.mkdir(exist_ok=True)
+        os.scandir(path).close()
     except FileNotFoundError as error:
         raise ArtifactError(
             f"the shared place for artifacts is not on this machine: {path}", "mount it here, or create the folder"

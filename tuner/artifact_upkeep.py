@@ -57,6 +57,8 @@ def prune(
     for one in place.manifests():
         if isinstance(one, Manifest):
             by_content[one.content_hash].append(one)
+        elif max_bytes == 0 and not dry_run:
+            place.forget(one.key)
     oldest_first = sorted(by_content.values(), key=lambda group: place.last_used_at(group[0]))
     left = sum(group[0].size_bytes for group in oldest_first)
     now = datetime.now(UTC)
