@@ -299,6 +299,13 @@ def test_the_front_holds_the_baseline_and_marks_what_was_only_predicted(bench: B
     assert latencies == sorted(latencies)
 
 
+class ReadSearch(CheckedSearch):
+    """Has its models' fingerprints already."""
+
+    def plan(self) -> SearchPlan:
+        return self.draft
+
+
 def test_other_settings_under_the_same_name_change_nothing_in_optuna(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -307,7 +314,7 @@ def test_other_settings_under_the_same_name_change_nothing_in_optuna(
 
     def search(plan: SearchPlan) -> None:
         def checked(options: SearchOptions, _settings: object) -> CheckedSearch:
-            return CheckedSearch(options=options, engine=SimulatedEngine(bench.world), draft=plan, places={})
+            return ReadSearch(options=options, engine=SimulatedEngine(bench.world), draft=plan, places={})
 
         monkeypatch.setattr("tuner.api.check_search", checked)
         run_search(SearchOptions(workload="any", dispatch="inline", name=plan.name), settings=settings)

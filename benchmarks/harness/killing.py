@@ -1,0 +1,251 @@
+"""Searches that are killed at random moments, and what is counted afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from tests.support.drill_projects import DrillProject, stage_of
+from tests.support.drills import leftovers, read_journal
+from tests.support.standing_ray import standing_ray
+from tuner.store import StageRecord, StageState, TrialRecord, TrialState
+from tuner_storage import open_store
+
+DRIVER, WORKER, STAGE = "driver", "worker", "stage"
+VICTIMS = (DRIVER,) * 6 + (WORKER,) * 2 + (STAGE,) * 2
+COMPILE_S, REQUEST_S = 2.0, 0.4
+"""A hundredth or so of real ones, in their proportion: a measurement sends four prompts."""
+
+LATEST_KILL_S = 9.0
+"""After the driver's start; some hit it while it is importing or connecting."""
+
+SETTLE_S = 30.0
+"""For processes to be gone after everything has ended."""
+
+Finished = dict[tuple[str, ...], StageRecord | TrialRecord]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened so far."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    hit: Counter[str] = field(default_factory=Counter)
+    resumed: int = 0
+    failed: list[str] = field(default_factory=list)
+    resume_s: list[float] = field(default_factory=list)
+
+
+class KillDrill:
+    """Studies one after the other, until there were so many kills."""
+
+    def __init__(self, *, kills: int, seed: int, is_local: bool, is_short: bool, console: Console) -> None:
+        self._kills = kills
+        self._random = random.Random(seed)  # noqa: S311 - moments and victims
+        self._is_local = is_local
+        self._trials = 4 if is_short else 17
+        self._console = console
+        self._tally = Tally()
+        self._finished: Finished = {}
+        self._num_studies = 1
+
+    def run(self) -> dict[str, object]:
+        """Run the drill and count what it left."""
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            self._project = DrillProject(folder, deepest=self._trials - 1, trials=self._trials)
+            self._project.write_hardware(compile_s=COMPILE_S, request_s=REQUEST_S)
+            self._marks = folder / "marks"
+            address = None if self._is_local else stack.enter_context(standing_ray(os.cpu_count() or 2)).address
+            while sum(self._tally.kills.values()) < self._kills:
+                self._run_until_killed(address)
+            self._run_to_the_end(address)
+            return self._counted()
+
+    # ── running and killing ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, address: str | None) -> subprocess.Popen[bytes]:
+        options = {
+            "workload": "workload.yaml",
+            "space": "space.yaml",
+            "target": "target",
+            "hardware": "hardware.yaml",
+            "sampler": "grid",
+            "max_trials": self._trials,
+            "name": self._study,
+            "storage": self._project.url,
+            "ray_address": address,
+        }
+        program = str(Path(__file__).with_name("drilled_search.py"))
+        return subprocess.Popen(
+            [sys.executable, program, json.dumps(options), str(self._marks)],
+            cwd=self._project.folder,
+            env=self._project.environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    @property
+    def _study(self) -> str:
+        return f"study-{self._num_studies}"
+
+    def _run_until_killed(self, address: str | None) -> None:
+        """Start the search, or go on with it, until its driver is killed or it has ended."""
+        with self._start(address) as driver:
+            while sum(self._tally.kills.values()) < self._kills:
+                pause_s = self._random.uniform(0.0, LATEST_KILL_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    driver.wait(pause_s)
+                if driver.poll() is not None:
+                    self._note_end(driver)
+                    return
+                victim = DRIVER if self._is_local else self._random.choice(VICTIMS)
+                if self._kill(victim, driver):
+                    break
+            driver.kill()
+            driver.wait()
+        self._note_resumption(driver.pid)
+        self._keep_finished()
+        if self._is_local:
+            self._wait_until_nothing_is_left()
+
+    def _run_to_the_end(self, address: str | None) -> None:
+        with self._start(address) as driver:
+            driver.wait()
+            self._note_end(driver)
+
+    def _kill(self, victim: str, driver: subprocess.Popen[bytes]) -> bool:
+        """Kill one; whether it was the driver."""
+        if victim is DRIVER:
+            self._tally.kills[DRIVER] += 1
+            driver.kill()
+            self._show()
+            return True
+        stages = self._stage_processes()
+        if not stages:
+            return False
+        process, stage = self._random.choice(stages)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            target = _worker_above(process) if victim is WORKER else process
+            if target is not None:
+                target.kill()
+                self._tally.kills[victim] += 1
+                self._tally.hit[stage] += 1
+                self._show()
+        return False
+
+    def _stage_processes(self) -> list[tuple[psutil.Process, str]]:
+        """Processes that began something and have not ended it, with the stage."""
+        running = []
+        for line in read_journal(self._project.journal, "compile", "load"):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(line.pid)
+                if process.environ().get("TUNER_STAGE") == line.stage:
+                    running.append((process, stage_of(line)))
+        return running
+
+    def _note_resumption(self, pid: int) -> None:
+        marks = self._marks_of(pid)
+        if {"connected", "resumed"} <= marks.keys():
+            self._tally.resume_s.append(marks["resumed"] - marks["connected"])
+            self._tally.resumed += 1
+        elif "connected" not in marks:  # killed before it could go on
+            self._tally.resumed += 1
+
+    def _note_end(self, driver: subprocess.Popen[bytes]) -> None:
+        if driver.returncode != 0:
+            errors = driver.stderr.read().decode()[-2000:] if driver.stderr is not None else ""
+            self._tally.failed.append(f"exit code {driver.returncode}: {errors}")
+            self._console.print(self._tally.failed[-1])
+        self._note_resumption(driver.pid)
+        self._keep_finished()
+        self._num_studies += 1
+
+    def _marks_of(self, pid: int) -> dict[str, float]:
+        lines = self._marks.read_text().splitlines() if self._marks.exists() else []
+        return {name: float(at) for name, at, marked in map(str.split, lines) if int(marked) == pid}
+
+    def _show(self) -> None:
+        total = sum(self._tally.kills.values())
+        if total % 10 == 0:
+            self._console.print(f"{total} kills, {self._study}")
+
+    # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rows(self) -> Finished:
+        store = open_store(self._project.url)
+        try:
+            rows: Finished = {}
+            for study in store.studies():
+                for stage in store.stages(study.name):
+                    if stage.state is StageState.DONE:
+                        rows[study.name, stage.kind, stage.key] = stage
+                for trial in store.trials(study.name):
+                    if trial.state is not TrialState.RUNNING:
+                        rows[study.name, str(trial.number)] = trial
+            return rows
+        finally:
+            store.close()
+
+    def _keep_finished(self) -> None:
+        for key, row in self._rows().items():
+            self._finished.setdefault(key, row)
+
+    def _wait_until_nothing_is_left(self) -> None:
+        deadline_s = time.monotonic() + SETTLE_S
+        while leftovers(DRILL_JOURNAL=str(self._project.journal)) and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+
+    def _counted(self) -> dict[str, object]:
+        self._wait_until_nothing_is_left()
+        now = self._rows()
+        lost = [key for key, row in self._finished.items() if now.get(key) != row]
+        twice = {
+            stage: len(pids) - 1 - self._tally.hit[stage]
+            for stage, pids in self._project.starts().items()
+            if len(pids) - 1 > self._tally.hit[stage]
+        }
+        orphans = leftovers(DRILL_JOURNAL=str(self._project.journal))
+        unfinished = [row for row in self._all_trials() if row.state is not TrialState.COMPLETE]
+        return {
+            "kills": sum(self._tally.kills.values()),
+            "kills_by_victim": dict(self._tally.kills),
+            "resumed": self._tally.resumed,
+            "failed_drivers": len(self._tally.failed),
+            "stages_run_twice": 0 if self._is_local else sum(twice.values()),
+            "rows_lost": len(lost),
+            "orphans": len(orphans),
+            "trials_not_complete": len(unfinished),
+            "studies": self._num_studies - 1,
+            "trials": len(self._all_trials()),
+            "stages": len(self._project.starts()),
+            "resume_s_median": round(statistics.median(self._tally.resume_s), 2),
+            "resume_s_max": round(max(self._tally.resume_s), 2),
+        }
+
+    def _all_trials(self) -> list[TrialRecord]:
+        store = open_store(self._project.url)
+        try:
+            return [trial for study in store.studies() for trial in store.trials(study.name)]
+        finally:
+            store.close()
+
+
+def _worker_above(process: psutil.Process) -> psutil.Process | None:
+    """The Ray worker that owns a stage's process."""
+    return next((one for one in process.parents() if "StageActor" in " ".join(one.cmdline())), None)
