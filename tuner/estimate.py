@@ -210,8 +210,7 @@ def describe_search(
         ModelError: A model is nothing that could be had.
     """
     hardware, capabilities = hardware or read_hardware(), load_engine(space.engine).capabilities
-    names = (target, *(draft.model for draft in space.drafts if draft.model is not None))
-    models = tuple(_planned_model(name, settings) for name in names)
+    models = _planned_models(target, space, settings)
     configurations = len(space.configurations())
     trials = min(max_trials, configurations)
     device = _assumed_device(capabilities)
@@ -235,6 +234,20 @@ def describe_search(
         ),
         assumed_device=device,
     )
+
+
+def missing_model_bytes(target: str, space: SearchSpace, settings: Settings) -> int:
+    """Disk that models take which are not here yet, as far as their sizes are known.
+
+    Raises:
+        ModelError: A model is nothing that could be had.
+    """
+    return sum(model.disk_bytes or 0 for model in _planned_models(target, space, settings) if not model.is_here)
+
+
+def _planned_models(target: str, space: SearchSpace, settings: Settings) -> tuple[PlannedModel, ...]:
+    names = (target, *(draft.model for draft in space.drafts if draft.model is not None))
+    return tuple(_planned_model(name, settings) for name in names)
 
 
 def estimate_stages(

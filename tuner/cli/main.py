@@ -52,6 +52,7 @@ COMMANDS = {
     "spaces": LazyCommand("tuner.cli.spaces", "List, show and check search spaces."),
     "hardware": LazyCommand("tuner.cli.hardware", "List, show and check hardware."),
     "engines": LazyCommand("tuner.cli.engines", "List the engines and what each can do."),
+    "doctor": LazyCommand("tuner.cli.doctor", "Check what a search needs, and say what to do."),
     "cache": LazyCommand("tuner.cli.cache", "List, verify and prune compiled artifacts."),
     "db": LazyCommand("tuner.cli.db", "Create, upgrade and inspect the database."),
 }
