@@ -84,6 +84,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         certify_loads=options.certify_loads,
         hardware=read_hardware(options.hardware),
         parallel=options.parallel,
+        is_cluster=options.ray_address is not None,
         price_per_hour=price_per_hour(options),
         artifacts=options.artifacts,
     )
@@ -225,7 +226,7 @@ def _start_ray(checked: CheckedSearch) -> Dispatcher:
     hardware, options = checked.draft.hardware, checked.options
     return RayDispatcher(
         options.ray_address,
-        wait_for_nodes_s=options.wait_for_nodes_s or hardware.wait_for_nodes_s,
+        wait_for_nodes_s=hardware.wait_for_nodes_s if options.wait_for_nodes_s is None else options.wait_for_nodes_s,
         pin_to_one_node=checked.needs_one_machine,
         devices=hardware.local_devices,
     ).start()

@@ -38,8 +38,8 @@ COMPILE_S, COMPILE_S_PER_GB = 200.0, 12.0
 """Of a compile and of each GB of weights: published for Neuron were 100 to 250 s with 1B weights, 400 s with 7B, 950 to
 1010 s with 32B and 36B."""
 
-REPLAY_PARALLEL = 4
-"""Most configurations in flight where replay chooses: it learns from each before it asks for the next."""
+MOST_IN_FLIGHT_OF_REPLAY = 4
+"""Its choice grows worse with more at once, and with it the compiles; see benchmarks/compiles_to_decide.py."""
 
 STEP_TIMING_TOKENS = 400
 """Timed single steps of a stage, in tokens of plain decoding."""
@@ -187,6 +187,7 @@ def describe_search(
     certify_loads: int = 1,
     loads: Sequence[int] = (),
     parallel: int | None = None,
+    is_cluster: bool = False,
     price_per_hour: float | None = None,
     artifacts: str | None = None,
 ) -> PlanDescription:
@@ -201,7 +202,8 @@ def describe_search(
         hardware: The machines; None takes plain ones.
         certify_loads: Times that both sides of the final comparison are loaded.
         loads: Further numbers of requests in flight at which objectives want figures.
-        parallel: Configurations in flight; None takes as many as one machine takes.
+        parallel: Configurations in flight; None takes as many as one machine takes, and more than that need a cluster.
+        is_cluster: Whether there may be several machines.
         price_per_hour: Of one machine; None takes the hardware's.
         artifacts: Where compiled artifacts are shared; None takes the hardware's.
 
@@ -227,7 +229,7 @@ def describe_search(
         machines=_planned_machines(
             stages,
             hardware,
-            parallel or min(REPLAY_PARALLEL, hardware.per_machine(StageKind.MEASURE)),
+            _in_flight(hardware, parallel, is_cluster=is_cluster),
             hardware.price_per_hour if price_per_hour is None else price_per_hour,
             artifact_bytes=times.weight_bytes,
             artifacts=artifacts or hardware.artifacts,
@@ -368,6 +370,13 @@ class _Work:
 def _held(stage: PlannedStage, hardware: Hardware) -> PlannedStage:
     needs = hardware.needs(stage.kind)
     return replace(stage, holds=str(needs), num_devices=needs.num_devices)
+
+
+def _in_flight(hardware: Hardware, parallel: int | None, *, is_cluster: bool) -> int:
+    at_once = hardware.per_machine(StageKind.MEASURE)
+    if parallel is None:
+        return min(MOST_IN_FLIGHT_OF_REPLAY, at_once)
+    return parallel if is_cluster else min(parallel, at_once)
 
 
 def _planned_machines(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.engines import Engine, load_engine
 from tuner.errors import ConfigurationError
+from tuner.estimate import MOST_IN_FLIGHT_OF_REPLAY
 from tuner.fitting import FittedWorkload, fit_workload
 from tuner.hardware import read_hardware
 from tuner.lookup import did_you_mean
@@ -22,9 +23,6 @@ from tuner.settings import Settings
 from tuner.speculation import content_key
 from tuner.store import check_study_name
 from tuner.workload import Workload, read_workload
-
-MOST_IN_FLIGHT_OF_REPLAY = 4
-"""Its choice grows worse with more at once, and with it the compiles; see benchmarks/compiles_to_decide.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

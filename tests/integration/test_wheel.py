@@ -93,6 +93,13 @@ def test_a_shipped_workload_is_read_from_the_wheel(installed: Path, tmp_path: Pa
     assert _run([sys.executable, "-c", program], installed, tmp_path).strip() == "code-gen"
 
 
+def test_shipped_hardware_is_read_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "from tuner.hardware import hardware_names, read_hardware; print(read_hardware(hardware_names()[-1]).name)"
+    )
+    assert _run([sys.executable, "-c", program], installed, tmp_path).strip() == "trn2.48xlarge"
+
+
 def test_it_is_imported_from_where_it_was_installed(installed: Path, tmp_path: Path) -> None:
     program = "import tuner, tuner_storage; print(tuner.__file__); print(tuner_storage.__file__)"
     printed = _run([sys.executable, "-c", program], installed, tmp_path).splitlines()

@@ -86,23 +86,30 @@ def test_devices_are_counted_for_as_long_as_stages_hold_them(described: Any) -> 
 
 @pytest.mark.usefixtures("compiling")
 def test_one_machine_takes_two_configurations_at_once_unless_more_are_asked_for(described: Any) -> None:
-    alone, more = described(), described(parallel=6)
+    alone, more = described(), described(parallel=6, is_cluster=True)
     assert (alone.machines.parallel, alone.machines.count) == (2, 1)
     assert (more.machines.parallel, more.machines.count) == (6, 3)
     assert more.machines.wall_s < alone.machines.wall_s < alone.seconds
 
 
+def test_one_machine_takes_no_more_than_fit_whatever_is_asked_for(described: Any) -> None:
+    machines = described(parallel=6).machines
+    assert (machines.parallel, machines.count) == (2, 1)
+
+
 def test_no_more_are_in_flight_than_there_are_to_try(described: Any) -> None:
-    assert described(max_trials=2, parallel=8).machines.parallel == 1
-    assert described(max_trials=1, parallel=8).machines.parallel == 1
+    assert described(max_trials=2, parallel=8, is_cluster=True).machines.parallel == 1
+    assert described(max_trials=1, parallel=8, is_cluster=True).machines.parallel == 1
 
 
 @pytest.mark.usefixtures("compiling")
 def test_machines_are_paid_from_begin_to_end(described: Any) -> None:
-    machines = described(parallel=6).machines
+    machines = described(parallel=6, is_cluster=True).machines
     assert machines.machine_hours == pytest.approx(3 * machines.wall_s / 3600)
     assert machines.cost == pytest.approx(10.0 * machines.machine_hours)
-    assert described(price_per_hour=20.0, parallel=6).machines.cost == pytest.approx(2 * (machines.cost or 0.0))
+    assert described(price_per_hour=20.0, parallel=6, is_cluster=True).machines.cost == pytest.approx(
+        2 * (machines.cost or 0.0)
+    )
 
 
 def test_what_has_no_price_has_no_cost(described: Any) -> None:
