@@ -20,11 +20,18 @@ from tuner_storage.errors import is_unreachable, translated
 from tuner_storage.migrate import require_current_schema
 from tuner_storage.session import WRITES
 from tuner_storage.store import SqlTrialStore
-from tuner_storage.urls import BUSY_TIMEOUT_S, hidden, is_memory, is_sqlite, parse_storage_url, with_absolute_path
+from tuner_storage.urls import (
+    BUSY_TIMEOUT_S,
+    NOTICES_LOSS,
+    hidden,
+    is_memory,
+    is_sqlite,
+    parse_storage_url,
+    with_absolute_path,
+)
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 10
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs"})
 
 
@@ -145,7 +152,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _postgresql_engine(url: URL) -> Engine:
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "tuner", "keepalives_idle": 60}
+    defaults = {"application_name": "tuner", **NOTICES_LOSS}
     try:
         with translated(url):
             return create_engine(

@@ -16,6 +16,15 @@ POSTGRESQL = "postgresql"
 BUSY_TIMEOUT_S = 30
 """How long a statement waits for another program's SQLite lock; SQLite's own 5 s lost measurements."""
 
+NOTICES_LOSS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "60",
+    "keepalives_interval": "10",
+    "keepalives_count": "5",
+    "tcp_user_timeout": "60000",
+}
+"""A machine that vanished without a word is noticed within two minutes; libpq and TCP by themselves take hours."""
+
 _DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
@@ -86,6 +95,8 @@ def optuna_url(store_url: str) -> str:
     if is_sqlite(url):
         url = with_absolute_path(url).difference_update_query(["timeout"])
         url = url.update_query_dict({"timeout": str(BUSY_TIMEOUT_S)})
+    else:
+        url = url.update_query_dict({name: value for name, value in NOTICES_LOSS.items() if name not in url.query})
     return url.render_as_string(hide_password=False)
 
 

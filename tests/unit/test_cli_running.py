@@ -253,7 +253,7 @@ def test_logs_are_a_document_for_scripts(tuner: RunCli, logged: SqlTrialStore) -
 
 def test_without_a_study_the_newest_is_meant(tuner: RunCli, logged: SqlTrialStore) -> None:
     logged.add_study(a_study("newer", created_at=NOON + timedelta(days=1)))
-    assert tuner("logs").stdout == "study 'newer' has no log of any stage\n"
+    assert tuner("logs").stdout == ("study 'newer' has no log of any stage: none has ended, or they wrote nothing\n")
     assert tuner("logs", "--study", "code-gen", "--stage", "trace").exit_code == 0
 
 
@@ -261,7 +261,7 @@ def test_a_trial_without_logs_says_so(tuner: RunCli, logged: SqlTrialStore) -> N
     said = tuner("logs", "2", "--stage", "measure")
     assert (said.exit_code, said.stdout) == (
         0,
-        "study 'code-gen' has no log of stage measure of trial 2 (ngram k=5)\n",
+        "study 'code-gen' has no log of stage measure of trial 2 (ngram k=5): none has ended, or they wrote nothing\n",
     )
 
 

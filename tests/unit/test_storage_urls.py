@@ -122,7 +122,14 @@ def test_optuna_gets_the_same_file_from_any_folder_and_waits_as_long_as_we_do(
 
 def test_optuna_gets_the_password_escaped() -> None:
     url = optuna_url("postgres://tuner:p%40ss%231%25@db.internal/tuner")
-    assert url == "postgresql+psycopg://tuner:p%40ss%231%25@db.internal/tuner"
+    assert url.partition("?")[0] == "postgresql+psycopg://tuner:p%40ss%231%25@db.internal/tuner"
+
+
+def test_optuna_notices_a_server_that_vanished() -> None:
+    assert "connect_timeout=10&" in optuna_url("postgresql://db.internal/tuner")
+    chosen = optuna_url("postgresql://db.internal/tuner?connect_timeout=3")
+    assert "connect_timeout=3&" in chosen
+    assert chosen.count("connect_timeout") == 1
 
 
 @pytest.mark.parametrize("password", ["s3cret", "p%40ss%231%25"])

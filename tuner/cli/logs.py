@@ -75,7 +75,7 @@ def _check_kind(stage: str | None) -> None:
 def _nothing(study: StudyRecord, trial: TrialRecord | None, stage: str | None) -> str:
     stages = "any stage" if stage is None else f"stage {stage}"
     whose = "" if trial is None else f" of trial {trial.number} ({trial.speculation.label})"
-    return f"study {study.name!r} has no log of {stages}{whose}"
+    return f"study {study.name!r} has no log of {stages}{whose}: none has ended, or they wrote nothing"
 
 
 def _print_log(log: StageLog, rows: _Rows, tail: int | None) -> None:
