@@ -202,7 +202,13 @@ def test_a_search_with_json_writes_one_document_and_nothing_else(
     found = document(said.stdout)
     assert {"study", "verdict", "baseline", "recommended", "pareto", "trials"} <= set(found)
     assert Path(found["plot"]).is_file()
-    assert said.stderr == "note: something a person should know\n"
+    (event,) = map(json.loads, said.stderr.splitlines())
+    assert (event["event"], event["text"]) == ("notice", "something a person should know")
+
+
+def test_a_search_without_json_says_what_it_does_in_lines(tuner: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    searching(monkeypatch, a_result())
+    assert tuner("search", "--workload", "code-gen").stderr == "note: something a person should know\n"
 
 
 def test_a_search_shows_table_verdict_plot_and_next_step(tuner: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +233,7 @@ def test_a_plot_that_fails_after_the_search_does_not_hide_the_result(
     (tmp_path / "data").write_text("a file where the folder should be")
     said = tuner("search", "--workload", "code-gen", "--json")
     assert (said.exit_code, document(said.stdout)["plot"]) == (0, None)
-    assert "note: cannot make the folder" in said.stderr
+    assert json.loads(said.stderr.splitlines()[-1])["text"].startswith("cannot make the folder")
 
 
 def test_every_option_of_a_search_reaches_it(tuner: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,8 @@ def _show(asked: SearchOptions, result: PredictedStudy, plot: Path | None, *, al
 
     rows = report.predicted_rows(result)
     sentence = report.prediction_sentence(result, rows)
-    path = drawn(result.study.name, plot, partial(write_prediction, result, sentence, load=result.concurrency))
+    write = partial(write_prediction, result, sentence, load=result.concurrency)
+    path = drawn(result.study.name, plot, write, as_json=as_json)
     command = options.search_command(asked)
     if as_json:
         where = None if path is None else str(path)

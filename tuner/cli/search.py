@@ -99,7 +99,7 @@ def _show_result(result: SearchResult, plot: Path | None, *, as_json: bool) -> N
     from tuner.documents import result_document
     from tuner.study_charts import write_study
 
-    path = drawn(result.study.name, plot, partial(write_study, result))
+    path = drawn(result.study.name, plot, partial(write_study, result), as_json=as_json)
     if as_json:
         print_json({**result_document(result), "plot": None if path is None else str(path)})
         return

@@ -58,7 +58,7 @@ def default_plot(study_name: str) -> Path:
     return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', study_name).strip('.')[:100] or 'study'}.html"
 
 
-def drawn(study_name: str, plot: Path | None, write: Callable[[Path], None]) -> Path | None:
+def drawn(study_name: str, plot: Path | None, write: Callable[[Path], None], *, as_json: bool = False) -> Path | None:
     """Have the plot written and give back where, by default ``default_plot``.
 
     Where that fails the result is worth more than the plot, so it is said and None comes back.
@@ -67,7 +67,13 @@ def drawn(study_name: str, plot: Path | None, write: Callable[[Path], None]) -> 
         path = plot or default_plot(study_name)
         write(path)
     except TunerError as error:
-        sys.stderr.write(f"note: {error.message}; `tuner show --plot FILE` writes the plot later\n")
+        text = f"{error.message}; `tuner show --plot FILE` writes the plot later"
+        if as_json:
+            from tuner.cli.events import write_notice
+
+            write_notice(text)
+        else:
+            sys.stderr.write(f"note: {text}\n")
         return None
     return path
 
