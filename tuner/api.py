@@ -19,6 +19,7 @@ from tuner.driver import PredictedStudy, Search, SearchResult, new_study
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
 from tuner.hardware import read_hardware
+from tuner.installation import devices_here
 from tuner.lookup import did_you_mean
 from tuner.objective import further_loads
 from tuner.observer import Observer, SilentObserver
@@ -32,7 +33,7 @@ from tuner.planning import (
     sampler_name,
 )
 from tuner.provenance import collect_provenance
-from tuner.search_options import SearchOptions, check_options, most_configurations, price_per_hour
+from tuner.search_options import SearchOptions, check_options, most_configurations
 from tuner.settings import Settings, read_settings
 from tuner.stop_signal import StopSignal
 from tuner.stored import StoredStudy, read_study
@@ -85,7 +86,7 @@ def describe_plan(options: SearchOptions, settings: Settings | None = None) -> P
         hardware=read_hardware(options.hardware),
         parallel=options.parallel,
         is_cluster=options.ray_address is not None,
-        price_per_hour=price_per_hour(options),
+        price_per_hour=options.price_per_hour,
         artifacts=options.artifacts,
     )
     if not all(model.is_ready for model in description.models):
@@ -228,14 +229,15 @@ def _start_ray(checked: CheckedSearch) -> Dispatcher:
         options.ray_address,
         wait_for_nodes_s=hardware.wait_for_nodes_s if options.wait_for_nodes_s is None else options.wait_for_nodes_s,
         pin_to_one_node=checked.needs_one_machine,
-        devices=hardware.local_devices,
+        devices=devices_here(hardware.device, hardware.devices_per_machine),
     ).start()
 
 
 def _start_local(checked: CheckedSearch) -> Dispatcher:
     from tuner.local_dispatch import LocalDispatcher
 
-    return LocalDispatcher(devices=checked.draft.hardware.local_devices)
+    hardware = checked.draft.hardware
+    return LocalDispatcher(devices=devices_here(hardware.device, hardware.devices_per_machine))
 
 
 def _start_inline(_checked: CheckedSearch) -> Dispatcher:

@@ -24,7 +24,7 @@ from tuner.installation import (
     check_packages,
     check_python,
     check_tools,
-    count_devices,
+    devices_here,
     load_named_engine,
 )
 from tuner.needs import Needs
@@ -110,13 +110,12 @@ def _installed(intended: Intended, engine: Engine | None) -> Iterator[Finding]:
 
 
 def _this_machine(intended: Intended, engine: Engine | None) -> Iterator[Finding]:
-    device = intended.hardware.device
+    hardware = intended.hardware
     if not intended.runs_here:
         yield fine("stages", f"run on the cluster at {intended.ray_address}, not on this machine")
         return
-    count = None if device is None else count_devices(device)
-    here = machine.this_machine({} if device is None or count is None else {device: count})
-    yield machine.check_stages(here, intended.hardware, _kinds(engine))
+    here = machine.this_machine(devices_here(hardware.device, hardware.devices_per_machine))
+    yield machine.check_stages(here, hardware, _kinds(engine))
     yield machine.check_quiet()
 
 

@@ -193,11 +193,12 @@ class Hardware(BaseModel):
     # ── what follows ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def local_devices(self) -> dict[str, int]:
-        """Devices of one machine by the name of their resource, for a Ray that is told; empty for plain machines."""
-        if self.device is None or self.devices_per_machine is None:
-            return {}
-        return {self.device: self.devices_per_machine}
+    def measured_price_per_hour(self) -> float | None:
+        """Of the share of a machine that a measured configuration holds: its blocks of the machine's devices."""
+        held = self.needs(StageKind.MEASURE).num_devices
+        if self.price_per_hour is None or not held or self.devices_per_machine is None:
+            return self.price_per_hour
+        return self.price_per_hour * held / self.devices_per_machine
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -150,6 +150,19 @@ def count_devices(device: str) -> int | None:
         return None
 
 
+def devices_here(device: str | None, stated: int | None) -> dict[str, int]:
+    """Devices of this machine by the name of their resource; none where there are none.
+
+    Args:
+        device: The resource; None for plain machines.
+        stated: What the hardware file says of one machine, which holds where no program counts such devices.
+    """
+    if device is None:
+        return {}
+    count = count_devices(device) if device in TOOLS else stated
+    return {device: count} if count else {}
+
+
 def _neuron_cores(said: str) -> int:
     """Logical cores of all chips, as Ray counts them."""
     return sum(int(chip["nc_count"]) for chip in json.loads(said))

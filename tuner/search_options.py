@@ -114,8 +114,8 @@ def budget_of(options: SearchOptions) -> Budget:
 
 
 def price_per_hour(options: SearchOptions) -> float | None:
-    """Of one machine per hour: the option, else what the hardware says."""
-    return options.price_per_hour or read_hardware(options.hardware).price_per_hour or None
+    """Of what a measured configuration holds: the option, else that share of the hardware's price of a machine."""
+    return options.price_per_hour or read_hardware(options.hardware).measured_price_per_hour or None
 
 
 def check_options(options: SearchOptions, dispatchers: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from tuner.doctor import Doors, Intended, check_token, examine
 from tuner.errors import DispatchError, StorageError, UnsatisfiableError
 from tuner.findings import Finding, State
 from tuner.hardware import read_hardware
-from tuner.installation import check_engine, check_packages, check_python, check_tools, count_devices
+from tuner.installation import check_engine, check_packages, check_python, check_tools, count_devices, devices_here
 from tuner.machine import Machine, check_folder, check_open_files, check_shared_memory, check_stages
 from tuner.needs import Needs
 from tuner.records import StageKind
@@ -317,3 +317,14 @@ def test_who_may_run_programs_on_ray_is_said(
     found = check_token(environment, tmp_path, address)
     assert (found.state, said in found.message) == (state, True)
     assert "secret" not in found.message + found.hint
+
+
+@pytest.mark.parametrize(
+    ("device", "stated", "here"),
+    [(None, None, {}), ("tpu_chips", 4, {"tpu_chips": 4}), ("tpu_chips", None, {}), ("neuron_cores", 64, {})],
+)
+def test_devices_of_this_machine_are_counted_where_they_can_be(
+    device: str | None, stated: int | None, here: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.installation.find_tool", lambda _name: None)
+    assert devices_here(device, stated) == here

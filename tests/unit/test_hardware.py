@@ -34,7 +34,6 @@ def test_plain_machines_are_the_default_and_give_each_timed_stage_all_cpus() -> 
 
 def test_plain_machines_change_nothing_about_a_study() -> None:
     assert read_hardware().identity == {}
-    assert read_hardware().local_devices == {}
 
 
 @pytest.mark.parametrize("name", hardware_names())
@@ -53,7 +52,11 @@ def test_two_blocks_of_trn2_measure_at_once_and_leave_cpus_to_compile_on() -> No
     assert (compiling.device, compiling.num_devices, compiling.on_device_host) == ("neuron_cores", 0, True)
     assert hardware.per_machine(StageKind.MEASURE) == 2
     assert 2 * 64 + 2 * (compiling.num_cpus or 0) == hardware.cpus_per_machine
-    assert hardware.local_devices == {"neuron_cores": 64}
+
+
+def test_a_configuration_costs_the_share_of_a_machine_that_it_holds(written: Any) -> None:
+    assert written("device: GPU\ndevices_per_machine: 8\nblock: 2\nprice_per_hour: 10").measured_price_per_hour == 2.5
+    assert written("price_per_hour: 10").measured_price_per_hour == 10
 
 
 def test_no_shipped_hardware_claims_a_price() -> None:

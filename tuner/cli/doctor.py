@@ -71,9 +71,12 @@ def doctor(
 
 
 def _start_ray(intended: Intended) -> Dispatcher:
+    from tuner.installation import devices_here
     from tuner.ray_dispatch import RayDispatcher
 
-    return RayDispatcher(intended.ray_address, devices=intended.hardware.local_devices).start()
+    hardware = intended.hardware
+    devices = devices_here(hardware.device, hardware.devices_per_machine)
+    return RayDispatcher(intended.ray_address, devices=devices).start()
 
 
 def _machines_of_ray() -> str:
