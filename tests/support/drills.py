@@ -113,6 +113,13 @@ def leftovers(**environment: str) -> list[psutil.Process]:
     return found
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none where it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
 BEHAVIOURS: Mapping[str, Mapping[str, object]] = {
     "works": {},
     "works slowly": {"request_s": 0.4},

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.drills import a_task, drill_environment, leftovers, read_journal
+from tests.support.drills import a_task, command_line, drill_environment, leftovers, read_journal
 from tuner import stage_main
 from tuner.cores import reserve_cpus
 from tuner.dispatch import StageStatus
@@ -67,9 +67,16 @@ def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
 
 
 def stage_pid(task: StageTask) -> int:
-    """The process that runs the stage itself."""
-    below = leftovers(TUNER_STAGE=task.name)
-    return next(one.pid for one in below if "-P" in one.cmdline() and "-I" not in one.cmdline())
+    """The process that runs the stage itself, once it is there."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        below = {one.pid: command_line(one) for one in leftovers(TUNER_STAGE=task.name)}
+        found[:] = [pid for pid, words in below.items() if "-P" in words and "-I" not in words]
+        return bool(found)
+
+    until(is_there)
+    return found[0]
 
 
 def test_a_stage_runs_on_as_many_cpus_as_it_reserves(start: Start) -> None:
@@ -238,7 +245,7 @@ def test_a_stage_that_runs_again_begins_its_log_anew(start: Start, tmp_path: Pat
 
 def test_a_stopped_supervisor_does_not_keep_the_search_waiting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.stage_process.END_DEADLINE_S", 0.3)
-    task, process = start("load:*=hang", deadline_s=0.5)
+    task, process = start("load:*=hang", deadline_s=2.0)
     until(lambda: process.poll().has_started)
     os.kill(psutil.Process(stage_pid(task)).ppid(), signal.SIGSTOP)
     assert type(ended(process).error) is StageTimeoutError

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.drills import leftovers
+from tests.support.drills import command_line, leftovers
 from tuner import supervisor
 
 PYTHON = (sys.executable, "-I", "-S")
@@ -49,7 +49,8 @@ class Supervised:
 
     def commands(self) -> list[psutil.Process]:
         """Those that are no supervisor."""
-        return [one for one in self.alive() if not any("supervisor.py" in word for word in one.cmdline())]
+        words = {one: command_line(one) for one in self.alive()}
+        return [one for one in words if words[one] and supervisor.__file__ not in words[one]]
 
 
 Supervise = Callable[..., Supervised]
