@@ -122,7 +122,10 @@ def check_folder(subject: str, folder: Path, needed_bytes: int, what_for: str) -
 
 def check_temporary(needed_bytes: int, *, with_ray: bool) -> Finding:
     """Whether temporary files have room; a disk that is nearly full stops Ray though much is free."""
-    folder = Path(tempfile.gettempdir())
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return failed("temporary", "no folder for temporary files can be written to", "set TMPDIR to one")
     found = check_folder("temporary", folder, needed_bytes, "logs and downloads")
     usage = shutil.disk_usage(folder)
     if with_ray and usage.used > FULL_SHARE * usage.total:

@@ -41,9 +41,18 @@ def test_all_that_a_file_says_is_shown(tuner: RunCli, tmp_path: Path) -> None:
     path.write_text(
         "name: farm\ndescription: Of a test.\ndevice: GPU\nprice_per_hour: 12.5\ncurrency: EUR\ncompile_on: cpu\n"
         "compile_price_per_hour: 2\nartifacts: s3://bucket/x\ncompile_facts: {sdk: '2.26'}\nenvironment: {A: b}\n"
+        "node_cache_gb: 400\nwait_for_nodes_s: 900\n"
     )
     shown = tuner("hardware", "show", str(path)).stdout
-    for said in ("12.5 EUR an hour", "compiles: 2 EUR", "s3://bucket/x", "compiled for sdk 2.26", "with A set"):
+    for said in (
+        "12.5 EUR an hour",
+        "compiles: 2 EUR",
+        "s3://bucket/x",
+        "compiled for sdk 2.26",
+        "with A set",
+        "400 GB at most",
+        "for 900 s",
+    ):
         assert said in shown
 
 

@@ -275,6 +275,16 @@ def test_a_folder_needs_room_and_a_right_to_write(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_machine_without_room_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.check_temporary(0, with_ray=False).state is State.OK
+
+    def nowhere() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    assert machine.check_temporary(0, with_ray=True).state is State.FAILED
+
+
 def test_memory_for_results_is_looked_at(tmp_path: Path) -> None:
     assert check_shared_memory(tmp_path).state is State.OK
     assert check_shared_memory(tmp_path / "none").state is State.WARNING

@@ -160,5 +160,9 @@ def _sentences(hardware: Hardware) -> Iterator[str]:
         yield f"price of a machine that compiles: {hardware.compile_price_per_hour:g} {hardware.currency} an hour"
     if hardware.artifacts is not None:
         yield f"compiled artifacts are shared in {hardware.artifacts}"
+    if hardware.node_cache_gb is not None:
+        yield f"compiled artifacts on each machine: {hardware.node_cache_gb:g} GB at most"
+    if hardware.wait_for_nodes_s is not None:
+        yield f"machines that are not there yet are awaited for {hardware.wait_for_nodes_s:g} s"
     if hardware.compile_facts:
         yield f"compiled for {', '.join(f'{name} {value}' for name, value in sorted(hardware.compile_facts.items()))}"
