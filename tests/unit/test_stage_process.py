@@ -148,6 +148,7 @@ def test_a_stage_that_the_kernel_kills_for_memory_does_not_fit(start: Start, mon
     assert error.hint
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_stage_whose_supervisor_was_killed(start: Start) -> None:
     task, process = start("load:*=hang_below")
     until(lambda: len(leftovers(TUNER_STAGE=task.name)) >= 8)
@@ -209,6 +210,7 @@ def test_adjacent_cores_are_taken(start: Start) -> None:
     assert ended(start(needs=needs)[1]).result
 
 
+@pytest.mark.slow
 def test_a_stage_waits_for_cores_of_one_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.stage_process.GRACE_S", 1.0)
     cores = {"NEURON_RT_VISIBLE_CORES": "0-1"}
@@ -236,6 +238,7 @@ def test_a_log_that_cannot_be_written_is_an_error_of_ours(start: Start, tmp_path
         start(log_dir=tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_stage_that_runs_again_begins_its_log_anew(start: Start, tmp_path: Path) -> None:
     task, process = start("run:*=exit", log_dir=tmp_path / "logs")
     assert ended(process).log
@@ -243,6 +246,7 @@ def test_a_stage_that_runs_again_begins_its_log_anew(start: Start, tmp_path: Pat
     assert "had enough" not in ended(again).log
 
 
+@pytest.mark.slow
 def test_a_stopped_supervisor_does_not_keep_the_search_waiting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.stage_process.END_DEADLINE_S", 0.3)
     task, process = start("load:*=hang", deadline_s=2.0)
