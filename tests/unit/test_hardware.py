@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tuner.errors import HardwareError, NotFoundError
-from tuner.hardware import DEFAULT_HARDWARE, Hardware, hardware_names, read_hardware
+from tuner.hardware import DEFAULT_HARDWARE, Hardware, StageOnHardware, hardware_names, read_hardware
 from tuner.needs import Needs
 from tuner.records import StageKind
 
@@ -164,3 +164,16 @@ def test_hardware_that_is_not_there_is_named(reference: str, said: str) -> None:
     with pytest.raises(NotFoundError) as missing:
         read_hardware(reference)
     assert said in str(missing.value)
+
+
+def test_the_example_of_the_documentation_can_be_used(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    lines = text.split("## A file of your own\n\n")[1].split("\n\n")[0].splitlines()
+    (tmp_path / "farm.yaml").write_text("\n".join(line.removeprefix("    ") for line in lines))
+    assert read_hardware(tmp_path / "farm.yaml").name == "our-farm"
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    fields = {*Hardware.model_fields, *StageOnHardware.model_fields}
+    assert {name for name in fields if f"`{name}`" not in text} == set()
