@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.artifact_locks import acquire, explained, is_at, release
+from tuner.artifact_locks import acquire, explained, is_at, release, try_acquire
 from tuner.artifact_manifest import Damage, Manifest, Stamp, check_files, check_key, read_manifest
 
 _MAY_NOT_WRITE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -63,7 +63,6 @@ class FolderPlace:
         path = self._lock_file(key)
         with explained(self.name, f"locking artifact {key}"):
             held = acquire(path)
-        assert held is not None  # noqa: S101 - it was waited for
         try:
             self._clear(key)
             yield
@@ -103,7 +102,12 @@ class FolderPlace:
                 _move(folder, content)
                 if stamps:
                     self._write_seal(manifest.content_hash, stamps)
-            self._write_manifest(manifest)
+            try:
+                self._write_manifest(manifest)
+            except OSError:
+                if not self._keys_of(manifest.content_hash):
+                    self.drop(manifest.content_hash)
+                raise
         return manifest
 
     def publish(self, manifest: Manifest, source: Path) -> Manifest | Damage:
@@ -146,6 +150,19 @@ class FolderPlace:
             if self.manifest(key) == found:  # it may have been removed before it was held
                 return found
 
+    @contextmanager
+    def holding(self, key: str) -> Iterator[Manifest | Damage | None]:
+        """What is published under a key; it is not removed from here meanwhile."""
+        while True:
+            found = self.manifest(key)
+            if not isinstance(found, Manifest):
+                yield found
+                return
+            with self.used(found.content_hash):
+                if self.manifest(key) == found:  # it may have been removed before it was held
+                    yield found
+                    return
+
     def damage(self, manifest: Manifest, *, reread: bool = False) -> Damage | None:
         """What of an artifact is not as it was published.
 
@@ -160,14 +177,14 @@ class FolderPlace:
     @contextmanager
     def used(self, content_hash: str) -> Iterator[None]:
         """Mark content as in use meanwhile; where this process may not write, the mark is left out."""
-        try:
-            held = acquire(self._use_file(content_hash), shared=True)
-        except OSError as error:
-            if error.errno not in _MAY_NOT_WRITE:
-                raise
-            held = None
-        if held is not None:
-            os.utime(held)
+        held = None
+        with explained(self.name, "using an artifact"):
+            try:
+                held = acquire(self._use_file(content_hash), shared=True)
+                os.utime(held)
+            except OSError as error:
+                if error.errno not in _MAY_NOT_WRITE:
+                    raise
         try:
             yield
         finally:
@@ -180,7 +197,7 @@ class FolderPlace:
         if not path.exists():
             return False
         with explained(self.name, "looking for who uses an artifact"):
-            held = acquire(path, wait=False)
+            held = try_acquire(path)
         if held is not None:
             release(held)
         return held is None
@@ -204,7 +221,7 @@ class FolderPlace:
         """
         path = self._use_file(content_hash)
         with explained(self.name, "removing an artifact"):
-            held = acquire(path, wait=False)
+            held = try_acquire(path)
             if held is None:
                 return False
             try:
@@ -239,7 +256,7 @@ class FolderPlace:
         with explained(self.name, "removing what was left half-made"):
             for key in {path.name.strip(".").rpartition(".")[0] for path in self._being_made("*")}:
                 path = self._lock_file(key)
-                if (held := acquire(path, wait=False)) is not None:
+                if (held := try_acquire(path)) is not None:
                     self._clear(key)
                     release(held, path)
             for trash in (self.root / "trash").glob("*"):
@@ -282,7 +299,6 @@ class FolderPlace:
             if held is not None:
                 release(held)
             held = acquire(path, shared=True)
-            assert held is not None  # noqa: S101 - it was waited for
             _IN_USE[path] = held
         os.utime(held)
 

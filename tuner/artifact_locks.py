@@ -16,26 +16,20 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space, no quota, or a file larger than its process may write."""
 
 
-def acquire(path: Path, *, shared: bool = False, wait: bool = True) -> int | None:
-    """A descriptor that holds a lock on a file; None where somebody else has it and ``wait`` is off.
+def acquire(path: Path, *, shared: bool = False) -> int:
+    """A descriptor that holds a lock on a file; waits for whoever has it.
 
     The lock is the process's, and that of those it forked: it ends with them, or with ``release``.
     """
-    operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(held, operation)
-            if is_at(held, path):
-                return held
-        except BlockingIOError:
-            os.close(held)
-            return None
-        except BaseException:
-            os.close(held)
-            raise
-        os.close(held)  # its last holder removed the file while we waited: lock the new one
+    return _lock(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def try_acquire(path: Path) -> int | None:
+    """As ``acquire``; None where somebody has it."""
+    try:
+        return _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
 
 
 def release(held: int, path: Path | None = None) -> None:
@@ -52,6 +46,20 @@ def is_at(held: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(held), path.stat())
     except FileNotFoundError:
         return False
+
+
+def _lock(path: Path, operation: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(held, operation)
+            if is_at(held, path):
+                return held
+        except BaseException:
+            os.close(held)
+            raise
+        os.close(held)  # its last holder removed the file while we waited: lock the new one
 
 
 @contextmanager

@@ -11,18 +11,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tuner.artifact_folder import FolderPlace
 from tuner.artifact_locks import FULL, explained, file_system_error
-from tuner.artifact_manifest import Damage, Manifest, check_files, check_key, describe
+from tuner.artifact_manifest import Damage, Manifest, Stamp, check_files, check_key, describe
 from tuner.artifact_places import Place, open_shared, shared_folder
 from tuner.artifact_upkeep import prune
 from tuner.errors import ArtifactError, ArtifactMissingError
 
 logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often an artifact is fetched that is pruned at once, or that the disk does not keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +84,22 @@ class ArtifactCache:
                 what was made cannot be kept.
         """
         check_key(key)
-        with self._node.locked(key):
+        with self._node.locked(key), ExitStack() as uses:
             self._node.sweep()
-            found = self._sound(self._node.manifest(key), drops_damaged=True) or self._fetched(key)
-            manifest = self._shared_too(found or self._made(key, make, about))
+            made, attempts = None, 0
+            while (manifest := self._kept_and_shared(key, uses)) is None:
+                attempts += 1
+                if made is not None or attempts > ATTEMPTS:
+                    raise self._never_whole(key)
+                if self._fetched(key, uses) is None:
+                    made = self._made(key, make, about, uses)
         self._trim(manifest)
         return BuiltArtifact(
             key=key,
             content_hash=manifest.content_hash,
             size_bytes=manifest.size_bytes,
-            compile_s=0.0 if found else manifest.compile_s,
-            was_found=found is not None,
+            compile_s=0.0 if made is None else made.compile_s,
+            was_found=made is None,
         )
 
     def find(self, key: str) -> Path:
@@ -105,12 +114,15 @@ class ArtifactCache:
         check_key(key)
         manifest = self._sound(self._node.use(key))
         if manifest is None:
-            with self._node.locked(key):
+            with self._node.locked(key), ExitStack() as uses:
                 self._node.sweep()
-                manifest = self._sound(self._node.use(key), drops_damaged=True) or self._fetched(key)
-                if manifest is None:
-                    raise self._missing(key)
-                self._node.use(key)
+                attempts = 0
+                while (manifest := self._sound(self._node.use(key), drops_damaged=True)) is None:
+                    attempts += 1
+                    if attempts > ATTEMPTS:
+                        raise self._never_whole(key)
+                    if self._fetched(key, uses) is None:
+                        raise self._missing(key)
             self._trim(manifest)
         return self._node.content(manifest)
 
@@ -136,7 +148,7 @@ class ArtifactCache:
                 self._node.drop(found.content_hash)
         return None
 
-    def _fetched(self, key: str) -> Manifest | None:
+    def _fetched(self, key: str, uses: ExitStack) -> Manifest | None:
         """What is published in the shared place, copied here and verified; None where there is none."""
         if self._shared is None or (there := self._shared.manifest(key)) is None:
             return None
@@ -151,11 +163,11 @@ class ArtifactCache:
                 if self._shared.manifest(key) != there:  # pruned while it was copied
                     return None
                 raise _damaged(damage, self._shared)
-            self._node.adopt(there, folder, stamps)
+            self._adopt(there, folder, stamps, uses)
         logger.info("artifact %s fetched from %s in %.1f s", key, self._shared.name, time.monotonic() - started)
         return there
 
-    def _made(self, key: str, make: Callable[[Path], None], about: Mapping[str, str]) -> Manifest:
+    def _made(self, key: str, make: Callable[[Path], None], about: Mapping[str, str], uses: ExitStack) -> Manifest:
         with self._node.temporary(key) as folder:
             started = time.monotonic()
             try:
@@ -167,23 +179,29 @@ class ArtifactCache:
             compile_s = time.monotonic() - started
             with explained(self._node.name, f"reading what was compiled for artifact {key}"):
                 manifest, stamps = describe(key, about, folder, compile_s)
-            return self._node.adopt(manifest, folder, stamps)
+            return self._adopt(manifest, folder, stamps, uses)
 
-    def _shared_too(self, manifest: Manifest) -> Manifest:
+    def _adopt(self, manifest: Manifest, folder: Path, stamps: Mapping[str, Stamp], uses: ExitStack) -> Manifest:
+        """Publish on this machine, held until ``uses`` ends: nobody prunes what somebody waits for."""
+        uses.enter_context(self._node.used(manifest.content_hash))
+        return self._node.adopt(manifest, folder, stamps)
+
+    def _kept_and_shared(self, key: str, uses: ExitStack) -> Manifest | None:
+        """What is whole on this machine, and now in the shared place too; None where there is nothing."""
+        with self._node.holding(key) as found:
+            manifest = self._sound(found, drops_damaged=True)
+            return manifest if manifest is None or self._shared is None else self._share(manifest, self._shared, uses)
+
+    def _share(self, manifest: Manifest, shared: Place, uses: ExitStack) -> Manifest:
         """Publish in the shared place; where another machine was first, its artifact replaces this one."""
-        if self._shared is None:
+        there = shared.publish(manifest, self._node.content(manifest))
+        if isinstance(there, Damage):
+            raise _damaged(there, shared)
+        if there.content_hash == manifest.content_hash:
             return manifest
-        with self._node.used(manifest.content_hash):
-            there = self._shared.publish(manifest, self._node.content(manifest))
-            if isinstance(there, Damage):
-                raise _damaged(there, self._shared)
-            if there.content_hash == manifest.content_hash:
-                return manifest
-            self._node.forget(manifest.key)
-            if (theirs := self._fetched(manifest.key)) is None:  # pruned meanwhile
-                return self._node.adopt(manifest, self._node.content(manifest), {})
-        self._node.sweep()
-        return theirs
+        self._node.forget(manifest.key)
+        theirs = self._fetched(manifest.key, uses)
+        return theirs or self._node.adopt(manifest, self._node.content(manifest), {})  # pruned meanwhile
 
     def _trim(self, manifest: Manifest) -> None:
         if self._place.node_limit_bytes is None:
@@ -191,6 +209,12 @@ class ArtifactCache:
         gone = prune(self._node, max_bytes=self._place.node_limit_bytes, keep=manifest.content_hash)
         for one in gone.removed:
             logger.info("artifact %s removed from %s, which has a limit", one.key, self._node.name)
+
+    def _never_whole(self, key: str) -> ArtifactError:
+        return ArtifactError(
+            f"artifact {key} does not stay whole in {self._node.name}: it changed, or was removed, at once",
+            "see that nothing else writes or prunes there, also no process that the compiler leaves; then try again",
+        )
 
     def _missing(self, key: str) -> ArtifactMissingError:
         others = "" if self._shared is None else f" nor in {self._shared.name}"

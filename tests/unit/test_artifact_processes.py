@@ -264,6 +264,18 @@ def test_a_disk_that_fills_while_compiling_keeps_what_was_there(small_disk: Call
     assert cache.find(KEY).is_dir()
 
 
+def test_a_disk_that_fills_with_the_manifest_keeps_no_content_without_one(small_disk: Callable[[], Path]) -> None:
+    def leaves_many_files(folder: Path) -> None:
+        for number in range(2500):
+            (folder / f"{number}.txt").touch()
+
+    node = small_disk() / "node"
+    with pytest.raises(ArtifactError) as caught:
+        build(ArtifactCache(ArtifactPlace(node_dir=str(node))), make=leaves_many_files)
+    assert_says_what_to_do(caught.value, node)
+    assert [path for path in node.rglob("*") if path.suffix in {".txt", ".json"}] == []
+
+
 def test_a_disk_that_fills_while_fetching_says_how_much_is_needed(
     tmp_path: Path, small_disk: Callable[[], Path], shared: str
 ) -> None:

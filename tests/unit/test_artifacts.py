@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from tests.support.artifacts import (
     never,
     spoil,
 )
+from tuner.artifact_folder import FolderPlace
+from tuner.artifact_manifest import Manifest
 from tuner.artifacts import ArtifactCache, ArtifactPlace
 from tuner.errors import ArtifactError, ArtifactMissingError, CompileError
 
@@ -189,6 +192,22 @@ def test_damage_of_a_key_with_the_same_content_is_found_when_it_is_made(cache: A
     spoil(node / "content" / built.content_hash / "model.neff")
     build(cache, "b")
     assert (cache.find("b") / "model.neff").read_bytes() == b"graph" * 1000
+
+
+def test_an_artifact_that_does_not_stay_whole_is_an_error_and_not_compiled_for_ever(
+    cache: ArtifactCache, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt = FolderPlace.adopt
+
+    def adopt_while_the_compiler_still_writes(self: FolderPlace, *arguments: Any) -> Manifest:
+        manifest = adopt(self, *arguments)
+        spoil(self.content(manifest) / "model.neff")
+        return manifest
+
+    monkeypatch.setattr(FolderPlace, "adopt", adopt_while_the_compiler_still_writes)
+    with pytest.raises(ArtifactError, match="does not stay whole"):
+        build(cache)
+    assert list((node / "content").iterdir()) == []
 
 
 def test_a_file_is_hashed_once_and_again_after_it_was_touched(
