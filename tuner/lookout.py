@@ -37,6 +37,7 @@ class Lookout:
     ) -> None:
         self._plan, self._stages, self._trials = plan, stages, trials
         self._dispatcher, self._observer, self._now = dispatcher, observer, now
+        self._num_configurations = len(plan.space.configurations())
         self._estimates: Mapping[StageKind, float] | None = None
         self._most_tried: int | None = None
         self.last = Phase.CERTIFICATION
@@ -67,11 +68,16 @@ class Lookout:
             SearchOutlook(
                 trials=len(self._trials.answered),
                 most_trials=len(self._trials.taken()) + to_come,
-                running=len(self._trials.running),
+                running=self._in_flight,
                 expected_s=expected_s,
                 ends_at=None if left_s is None else self._now() + timedelta(seconds=left_s),
             )
         )
+
+    @property
+    def _in_flight(self) -> int:
+        """Configurations that are being tried; trials of one configuration share what is run for it."""
+        return len({row.speculation.key for row in self._trials.running})
 
     @property
     def _estimated(self) -> Mapping[StageKind, float]:
@@ -97,8 +103,8 @@ class Lookout:
         most = most_to_come(
             self._plan.budget,
             spent,
-            untried=len(self._trials.untried(self._plan.space.configurations())),
-            in_flight=len(self._trials.running),
+            untried=self._num_configurations - len(self._trials.taken()),
+            in_flight=self._in_flight,
             slots=slots,
             trial_s=sum(expected_s.get(kind, 0.0) for kind in kinds),
         )
@@ -108,7 +114,7 @@ class Lookout:
         """What the search does now, and then. Told at the beginning of each phase; among trials, whenever one moved."""
         ended = Counter(row.kind for row in self._stages.ended)
         traces, certified = len(self._plan.space.draft_names), self._plan.certify_loads
-        unbegun = len(self._trials.running) - underway[StageKind.MEASURE] - underway[StageKind.COMPILE]
+        unbegun = self._in_flight - underway[StageKind.MEASURE] - underway[StageKind.COMPILE]
         counts = {
             Phase.BASELINE: (StageKind.BASELINE, 1 - ended[StageKind.BASELINE], 1),
             Phase.TRACES: (StageKind.TRACE, traces - ended[StageKind.TRACE], traces),

@@ -191,10 +191,12 @@ def test_a_stage_that_waits_says_so_after_ten_seconds_and_every_five_minutes(
     capsys.readouterr()
     for seconds in range(0, 620, 5):
         clock.seconds = 1000.0 + seconds
-        lines.stage_seen(MEASURING, StageStatus(waiting_for="8 neuron_cores (4 free)" if seconds < 600 else None))
+        lines.stage_seen(
+            MEASURING, StageStatus(waiting_for="8 neuron_cores; free:\n  trn-7: 4" if seconds < 600 else None)
+        )
     assert capsys.readouterr().err.splitlines() == [
-        "measuring eagle k=3 has waited 0:10 for 8 neuron_cores (4 free)",
-        "measuring eagle k=3 has waited 5:10 for 8 neuron_cores (4 free)",
+        "measuring eagle k=3 has waited 0:10 for 8 neuron_cores; free: trn-7: 4",
+        "measuring eagle k=3 has waited 5:10 for 8 neuron_cores; free: trn-7: 4",
         "measuring eagle k=3 has waited 10:10",
     ]
 
@@ -273,7 +275,7 @@ def test_stages_that_wait_come_last_and_say_for_what(bars: StageBars, clock: Clo
     observer = BarObserver(bars)
     for task in (COMPILING, MEASURING):
         observer.stage_began(task)
-    observer.stage_seen(COMPILING, StageStatus(waiting_for="a stage before it"))
+    observer.stage_seen(COMPILING, StageStatus(waiting_for="a stage\n  before it"))
     observer.stage_seen(MEASURING, StageStatus(has_started=True))
     clock.seconds += 30
     assert drawn(bars) == [

@@ -12,6 +12,7 @@ from tests.support.bench import Bench, a_plan, a_world
 from tests.support.simulated import SimulatedEngine
 from tuner.dispatch import InlineDispatcher, StageStatus
 from tuner.driver import Search
+from tuner.errors import WorkerLostError
 from tuner.estimate import estimate_stages
 from tuner.hardware import read_hardware
 from tuner.observer import SilentObserver
@@ -33,6 +34,30 @@ class TellingDispatcher(InlineDispatcher):
 
     def poll(self, task: StageTask) -> StageStatus:
         return replace(super().poll(task), ran_s=TAKES_S[task.kind])
+
+
+class LosingDispatcher(InlineDispatcher):
+    """Loses the worker of each stage's first attempt."""
+
+    def poll(self, task: StageTask) -> StageStatus:
+        if task.attempt == 0:
+            return StageStatus(has_started=True, error=WorkerLostError("the worker is gone"))
+        return super().poll(task)
+
+
+class Attempts(SilentObserver):
+    """Keeps which attempt of the baseline began, or ended and whether by an error."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, bool]] = []
+
+    def stage_began(self, task: StageTask) -> None:
+        if task.kind is StageKind.BASELINE:
+            self.heard.append(("began", task.attempt, False))
+
+    def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:
+        if task.kind is StageKind.BASELINE and status is not None:
+            self.heard.append(("ended", task.attempt, status.error is not None))
 
 
 class Listener(SilentObserver):
@@ -65,7 +90,7 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.lookout.estimate_stages", lambda **_settings: ESTIMATES)
 
 
-def a_search(bench: Bench, heard: Listener, plan: SearchPlan) -> Search:
+def a_search(bench: Bench, heard: SilentObserver, plan: SearchPlan) -> Search:
     return Search(plan, bench.store, bench.ledger(plan), bench.dispatcher, heard)
 
 
@@ -119,6 +144,13 @@ def test_without_any_estimate_there_is_no_end_before_all_kinds_have_ended(bench:
     a_search(bench, heard, a_plan()).run()
     assert set(heard.left_s) == {None}
     assert heard.outlooks[-1].expected_s == {kind: TAKES_S[kind] for kind in TAKES_S if kind is not StageKind.CERTIFY}
+
+
+def test_each_attempt_of_a_stage_is_heard_to_begin_and_to_end(bench: Bench) -> None:
+    bench.dispatcher = LosingDispatcher()
+    heard = Attempts()
+    a_search(bench, heard, a_plan()).predict()
+    assert heard.heard == [("began", 0, False), ("ended", 0, True), ("began", 1, False), ("ended", 1, False)]
 
 
 def test_stages_are_estimated_by_the_sizes_of_the_models(

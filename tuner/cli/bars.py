@@ -16,6 +16,7 @@ from rich.text import Text
 from tuner.cli.progress import local_now
 from tuner.cli.watched import WatchedStage, WatchedStages
 from tuner.cli.words import (
+    awaited_words,
     duration_words,
     elapsed_words,
     node_words,
@@ -163,8 +164,8 @@ class _State(ProgressColumn):
         stage, now_s = _stage(task), self._bars.now_s()
         status, elapsed_s = stage.status, stage.elapsed_s(now_s)
         if stage.is_waiting:
-            waiting_for = status.waiting_for if status is not None and status.waiting_for else "its start"
-            return Text(f"{duration_words(elapsed_s)} waiting for {waiting_for}", style="dim")
+            awaited = awaited_words(status.waiting_for) if status is not None and status.waiting_for else "its start"
+            return Text(f"{duration_words(elapsed_s)} waiting for {awaited}", style="dim")
         words = [elapsed_words(elapsed_s, self._bars.expected_s(stage.task.kind))]
         if task.total:
             words.insert(0, f"{task.completed:.0f}/{task.total:.0f} prompts")

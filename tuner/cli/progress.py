@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tuner.cli.watched import WatchedStage, WatchedStages
 from tuner.cli.words import (
+    awaited_words,
     duration_words,
     elapsed_words,
     node_words,
@@ -108,7 +109,7 @@ class LineObserver:
         if not stage.is_waiting:
             self._say_what_runs(now_s)
         elif (waited_s := stage.elapsed_s(now_s)) >= WAITING_AFTER_S and stage.say_again(now_s, WAITING_EVERY_S):
-            waiting_for = f" for {status.waiting_for}" if status.waiting_for else ""
+            waiting_for = f" for {awaited_words(status.waiting_for)}" if status.waiting_for else ""
             self._say(f"{stage_words(task)} has waited {duration_words(waited_s)}{waiting_for}")
 
     def stage_ended(self, task: StageTask, status: StageStatus | None) -> None:  # noqa: ARG002

@@ -56,6 +56,11 @@ def node_words(node: str | None) -> str:
     return "" if node in (None, platform.node()) else f"on {node}"
 
 
+def awaited_words(waiting_for: str) -> str:
+    """What something waits for, in one line: what machines have is a line for each."""
+    return " ".join(waiting_for.split())
+
+
 def outlook_words(outlook: SearchOutlook, now: datetime) -> str:
     """How far the search is and when it ends, in a line.
 
