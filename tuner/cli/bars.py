@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 REDRAWS_PER_S = 2
 """Drawing takes time of the cores that are timed."""
 
+NAME_WIDTH = 20
+"""At least, in narrow terminals: which stage it is matters more than the rest."""
+
 LINES_LEFT = 3
 """Of the terminal's height, for what is not a bar."""
 
@@ -140,7 +143,7 @@ class _Name(ProgressColumn):
     """What the stage does."""
 
     def __init__(self) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis", ratio=None))
+        super().__init__(Column(no_wrap=True, overflow="ellipsis", min_width=NAME_WIDTH))
 
     def render(self, task: Task) -> Text:
         return Text(task.description, style="dim" if _stage(task).is_waiting else "")
