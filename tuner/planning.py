@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.artifact_places import absolute_place
 from tuner.engines import Engine, load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import MOST_IN_FLIGHT_OF_REPLAY
 from tuner.fitting import FittedWorkload, fit_workload
-from tuner.hardware import read_hardware
+from tuner.hardware import Hardware, read_hardware
 from tuner.lookup import did_you_mean
 from tuner.models.fingerprint import model_fingerprint
 from tuner.models.resolve import resolve_models
@@ -94,7 +95,7 @@ def check_search(options: SearchOptions, settings: Settings) -> CheckedSearch:
         max_model_len=fitted.max_model_len,
         hardware=hardware,
         deadline_s=options.stage_deadline_s,
-        artifacts=options.artifacts,
+        artifacts=_shared_artifacts(options, hardware),
         compiling=_compiling(engine),
         parallel=_most_in_flight(options, sampler),
         retry_failed=options.retry_failed,
@@ -111,6 +112,12 @@ def _compiling(engine: Engine) -> Compiling | None:
     if not engine.capabilities.needs_compile:
         return None
     return Compiling(key_of=engine.compile_key, loads_at_once=engine.capabilities.loads_at_once)
+
+
+def _shared_artifacts(options: SearchOptions, hardware: Hardware) -> str | None:
+    """As every worker understands it, wherever it was started."""
+    stated = options.artifacts or hardware.artifacts
+    return None if stated is None else absolute_place(stated)
 
 
 def _most_in_flight(options: SearchOptions, sampler: SamplerName) -> int | None:

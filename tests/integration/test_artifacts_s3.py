@@ -1,12 +1,7 @@
-"""Compiled artifacts in S3, against moto's server in a process of its own.
-
-Needs s3fs and moto, which are not among the tested pins (see the head of ``constraints.txt``):
-``pip install s3fs 'moto[s3]' flask flask-cors`` into an environment without them.
-"""
+"""Compiled artifacts in S3, against moto's server in a process of its own."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -25,11 +20,8 @@ from tuner.artifact_upkeep import prune, verify
 from tuner.artifacts import ArtifactCache, ArtifactPlace
 from tuner.errors import ArtifactError, ArtifactMissingError
 
-MISSING = [name for name in ("s3fs", "moto", "flask") if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see the top of the file"),
-]
+pytestmark = pytest.mark.slow
+
 LARGE_BYTES = 60_000_000  # more than one part of an upload
 
 
