@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.decide import Decision, no_winner
@@ -132,7 +132,8 @@ class Search:
         self._trials = TrialBook(store, ledger, self._observer, plan.name)
         self._tracer = Tracer(plan, store, self._stages, self._observer, self._study.provenance)
         self._lookout = Lookout(plan, self._stages, self._trials, dispatcher, self._observer)
-        self._lost_in_a_row = 0
+        self._lost_in_a_row: set[str] = set()
+        self._to_retry: list[Speculation] = []
 
     def run(self) -> SearchResult:
         """Go on from wherever the study is, to its verdict.
@@ -198,7 +199,8 @@ class Search:
 
     def _compiled(self, task: StageTask, *, is_anew: bool) -> Work[None]:
         for compile_task in self._plan.compile_tasks(task):
-            yield Wanted(task=compile_task, is_anew=is_anew)
+            # without the baseline there is no search: starting it again is the wish to try again
+            yield Wanted(task=compile_task, is_anew=is_anew, is_retried=task.kind is StageKind.BASELINE)
 
     # ── baseline ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,12 +220,12 @@ class Search:
         self._use_sampler(predictions)
         for row in self._trials.running:
             self._works.start(self._trial(row, baseline))
-        self._retry_failed(baseline, predictions)
+        self._to_retry = self._failed() if self._plan.retry_failed else []
         if self._plan.sampler != REPLAY:  # other samplers know nothing of predictions, so they are given the best one
             self._enqueue_best(predictions)
         most = self._most_in_flight()
         while True:
-            while len(self._works) < most and self._may_try_another():
+            while len(self._trials.in_flight) < most and self._may_try_another():
                 self._try_next(baseline, predictions)
             if not self._works:
                 break
@@ -264,11 +266,14 @@ class Search:
 
     def _may_try_another(self) -> bool:
         """Whether asking now makes sense, with what is known and with what runs."""
-        return (
-            bool(self._untried())
-            and self._plan.budget.exhausted_by(self._spent()) is None
-            and (self._ledger.wants_more() if self._works else self._ledger.finished() is None)
-        )
+        if self._to_retry:  # tried already, and a person wishes it
+            return True
+        spent = self._spent()
+        spent = replace(spent, seconds=spent.seconds + sum(run.status.ran_s for run in self._stages.running))
+        if self._plan.budget.exhausted_by(spent) is not None:
+            return False
+        wants_more = self._ledger.wants_more() if self._works else self._ledger.finished() is None
+        return wants_more and bool(self._untried())
 
     def _why_stop(self) -> Reason:
         if not self._untried():
@@ -286,36 +291,39 @@ class Search:
         return Spent(trials=tried, compiles=compiles, seconds=seconds)
 
     def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
-        asked = self._ask(predictions)
+        asked = self._ledger.ask_again(self._to_retry.pop(0)) if self._to_retry else self._ask(baseline, predictions)
         now = sharpened(predictions, self._trials.all)
         row = self._trials.open(asked, now.metrics(asked.speculation))
         self._works.start(self._trial(row, baseline))
 
-    def _ask(self, predictions: Predictions) -> Asked:
-        """The next configuration that was not tried yet; those that were are answered from the store."""
+    def _ask(self, baseline: BaselineResult, predictions: Predictions) -> Asked:
+        """The next configuration that was not tried yet; those that were, or are now, share what came of the first."""
         for _ in range(MAX_REPEATS_IN_A_ROW):
             asked = self._ledger.ask()
-            earlier = self._trials.answered.get(asked.speculation.key)
-            if earlier is None:
+            if asked.speculation.key not in self._trials.taken():
                 return asked
-            self._trials.repeat(self._trials.open(asked, predictions.metrics(asked.speculation)), earlier)
+            row = self._trials.open(asked, predictions.metrics(asked.speculation))
+            earlier = self._trials.answered.get(asked.speculation.key)
+            if earlier is not None:
+                self._trials.repeat(row, earlier)
+            else:
+                self._works.start(self._trial(row, baseline))
         untried = self._untried()
         self._ledger.enqueue((predictions.ranked(untried) or untried)[0])
         return self._ledger.ask()
 
-    def _retry_failed(self, baseline: BaselineResult, predictions: Predictions) -> None:
-        """Try configurations again that could not run, where that is asked for."""
-        if not self._plan.retry_failed:
-            return
-        for earlier in [row for row in self._trials.answered.values() if row.state is TrialState.INFEASIBLE]:
-            asked = self._ledger.ask_again(earlier.speculation)
-            row = self._trials.open(asked, predictions.metrics(asked.speculation))
-            self._works.start(self._trial(row, baseline, is_retried=True))
+    def _failed(self) -> list[Speculation]:
+        """Configurations that could not run and are not being tried."""
+        in_flight = self._trials.in_flight
+        rows = (row for row in self._trials.answered.values() if row.state is TrialState.INFEASIBLE)
+        return [row.speculation for row in rows if row.speculation.key not in in_flight]
 
-    def _trial(self, row: TrialRecord, baseline: BaselineResult, *, is_retried: bool = False) -> Work[None]:
+    def _trial(self, row: TrialRecord, baseline: BaselineResult) -> Work[None]:
+        before = self._trials.answered.get(row.speculation.key)
         outcome = yield from self._outcome(row, baseline)
         earlier = self._trials.answered.get(row.speculation.key)
-        if earlier is not None and not is_retried:  # another trial of the same configuration ended meanwhile
+        is_retried = earlier is not None and earlier is before and earlier.state is TrialState.INFEASIBLE
+        if earlier is not None and not is_retried:  # another trial of the same configuration ended first
             self._trials.repeat(row, earlier)
             return
         self._trials.finish(row, outcome)
@@ -330,20 +338,20 @@ class Search:
                 baseline, result, self._plan.objectives, self._plan.workload.repetition_expected
             )
         except TunerError as error:
-            if not is_final(error) and not self._gives_up(error):
+            if not is_final(error) and not self._gives_up(row.speculation, error):
                 raise
             return TrialOutcome.infeasible(error)
-        self._lost_in_a_row = 0
+        self._lost_in_a_row.clear()
         return outcome
 
-    def _gives_up(self, error: TunerError) -> bool:
+    def _gives_up(self, speculation: Speculation, error: TunerError) -> bool:
         """Whether only this configuration is given up, though it is a machine that failed."""
         if not isinstance(error, WorkerLostError):
             return False
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MOST_LOST_IN_A_ROW:
+        self._lost_in_a_row.add(speculation.key)
+        if len(self._lost_in_a_row) >= MOST_LOST_IN_A_ROW:
             raise DispatchError(
-                f"{self._lost_in_a_row} configurations in a row lost their workers; the last: {error.message}",
+                f"{len(self._lost_in_a_row)} configurations in a row lost their workers; the last: {error.message}",
                 "the results so far are kept; run the same command again once the machines are well",
             ) from error
         return True

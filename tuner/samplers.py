@@ -321,8 +321,20 @@ def _make_random(_space: Space, seed: int) -> BaseSampler:
     return RandomSampler(seed=seed)
 
 
+class _Grid(GridSampler):
+    """Optuna's, which at the end of its grid fails on trials that were enqueued, as those of several in flight are."""
+
+    def after_trial(
+        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """Stop ``study.optimize`` at the end of the grid."""
+        is_enqueued = "grid_id" not in trial.system_attrs
+        if not is_enqueued:
+            super().after_trial(study, trial, state, values)
+
+
 def _make_grid(space: Space, seed: int) -> BaseSampler:
-    return GridSampler({name: _values(distribution) for name, distribution in space.items()}, seed=seed)
+    return _Grid({name: _values(distribution) for name, distribution in space.items()}, seed=seed)
 
 
 def _values(distribution: BaseDistribution) -> list[Any]:

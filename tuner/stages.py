@@ -38,11 +38,13 @@ class Wanted:
     Attributes:
         kept: Makes of a worker's result what the stage keeps of it.
         is_anew: It runs although it is done, because what it left behind is gone.
+        is_retried: It runs although it failed before, because nothing can be done without it.
     """
 
     task: StageTask
     kept: Callable[[bytes], bytes] = bytes
     is_anew: bool = False
+    is_retried: bool = False
 
 
 def is_final(error: TunerError) -> bool:
@@ -73,6 +75,7 @@ class StageRunner:
         self._running: dict[StageId, StageRun] = {}
         self._ended: dict[StageId, StageRecord] = {}
         self._compiled: set[str] = set()
+        self._failed: set[StageId] = set()  # in this run of the search
 
     def recall(self, study_name: str) -> None:
         """Know the stages that earlier runs of the study have ended."""
@@ -132,13 +135,20 @@ class StageRunner:
             return own, None
         if found.state is StageState.DONE:
             return own, found
-        is_remembered = task.kind in (StageKind.COMPILE, StageKind.MEASURE) and not self.retry_failed
-        return own, found if is_remembered and is_final(stored_error(found)) else None
+        return own, found if self._is_remembered(wanted, found) else None
+
+    def _is_remembered(self, wanted: Wanted, failed: StageRecord) -> bool:
+        """Whether a failure stands: the configuration's own, unless it is tried again, which is done once in a run."""
+        if wanted.task.kind not in (StageKind.COMPILE, StageKind.MEASURE) or not is_final(stored_error(failed)):
+            return False
+        return (failed.kind, failed.key) in self._failed or not (self.retry_failed or wanted.is_retried)
 
     def note_ended(self, row: StageRecord) -> None:
         """Keep account of a stage that ended, well or badly."""
         self._running.pop((row.kind, row.key), None)
         self._ended[row.kind, row.key] = replace(row, result=None)
+        if row.state is StageState.FAILED:
+            self._failed.add((row.kind, row.key))
         if row.kind is StageKind.COMPILE:
             self._note_compile(row)
 

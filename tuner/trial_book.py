@@ -23,6 +23,7 @@ class TrialBook:
         self._observer = observer
         self._study_name = study_name
         self._rows: dict[int, TrialRecord] = {}
+        self._running: dict[int, TrialRecord] = {}
         self._first: dict[str, TrialRecord] = {}
 
     def recall(self) -> None:
@@ -39,7 +40,12 @@ class TrialBook:
     @property
     def running(self) -> tuple[TrialRecord, ...]:
         """Trials that have no result yet."""
-        return tuple(row for row in self.all if row.state is TrialState.RUNNING)
+        return tuple(self._running[number] for number in sorted(self._running))
+
+    @property
+    def in_flight(self) -> set[str]:
+        """Keys of the configurations that are being tried."""
+        return {row.speculation.key for row in self._running.values()}
 
     @property
     def answered(self) -> Mapping[str, TrialRecord]:
@@ -53,7 +59,7 @@ class TrialBook:
 
     def taken(self) -> set[str]:
         """Keys of configurations that were tried or are being tried."""
-        return {*self._first, *(row.speculation.key for row in self.running)}
+        return {*self._first, *self.in_flight}
 
     def open(self, asked: Asked, predicted: Mapping[str, float] | None = None) -> TrialRecord:
         """A trial that Optuna asked for, kept as running."""
@@ -87,6 +93,9 @@ class TrialBook:
 
     def _note(self, row: TrialRecord) -> None:
         self._rows[row.number] = row
+        self._running.pop(row.number, None)
+        if row.state is TrialState.RUNNING:
+            self._running[row.number] = row
         if row.state not in ANSWERED or row.duplicate_of is not None:
             return
         known = self._first.get(row.speculation.key)

@@ -35,6 +35,11 @@ class InFlight(Generic[ResultT]):
         self.has_ended = False
         self.value: ResultT | None = None
 
+    def begin(self, runner: StageRunner) -> None:
+        """Send its first stage to a worker, after those whose results are there already."""
+        while not self.has_ended and (self._run is None or self._run.has_ended):
+            self._step(runner)
+
     def advance(self, runner: StageRunner) -> bool:
         """Move on as far as it goes without waiting; whether it moved."""
         has_moved = False
@@ -83,7 +88,10 @@ class Works:
 
     def start(self, work: Work[None]) -> None:
         """Begin a work; the stages that it wants run while others do."""
-        self._in_flight.append(InFlight(work))
+        flight = InFlight(work)
+        flight.begin(self._runner)
+        if not flight.has_ended:
+            self._in_flight.append(flight)
 
     def finish(self, works: Sequence[Work[ResultT]]) -> list[ResultT]:
         """Run these to their ends, beside each other, and give what they return."""
