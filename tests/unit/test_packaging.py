@@ -20,7 +20,7 @@ from tuner import errors
 
 ROOT = Path(__file__).parents[2]
 CODE_FOLDERS = ("tuner", "storage", "tests", "tools", "benchmarks")
-TEXT_FOLDERS = ("docs", "notebooks", "search_spaces", "workloads")
+TEXT_FOLDERS = ("deploy", "docs", "notebooks", "search_spaces", "workloads")
 MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
 MAX_HELP_CPU_S = 0.3
