@@ -1,8 +1,8 @@
 """What is lost when a search is killed at random moments, again and again.
 
 Searches of a fake engine with realistic stages run on a standing Ray cluster of this machine; SIGKILL hits the driver,
-a worker that holds a stage, or a stage's own process. With ``--local`` each driver has a Ray of its own, and only drivers
-are killed. The last line of standard output is one JSON object with ``--json``. See README.md beside this file.
+a worker that holds a stage, or a stage's own process. With ``--local`` each driver has a Ray of its own, and only
+drivers are killed. The last line of standard output is one JSON object with ``--json``. See README.md beside this file.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tuner.dispatch import Dispatcher, InlineDispatcher
+from tuner.doctor.installation import devices_here
 from tuner.driver import PredictedStudy, Search, SearchResult, new_study
 from tuner.errors import ConfigurationError
 from tuner.estimate import PlanDescription, describe_search
 from tuner.hardware import read_hardware
-from tuner.installation import devices_here
 from tuner.lookup import did_you_mean
 from tuner.objective import further_loads
 from tuner.observer import Observer, SilentObserver

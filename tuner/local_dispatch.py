@@ -13,11 +13,11 @@ from typing import Self
 
 import psutil
 
-from tuner.devices import VISIBLE_VARIABLES, listed_devices
 from tuner.dispatch import StageStatus
 from tuner.errors import DispatchError, UnsatisfiableError
 from tuner.needs import Needs
-from tuner.stage_process import StageProcess
+from tuner.processes.devices import VISIBLE_VARIABLES, listed_devices
+from tuner.processes.stage_process import StageProcess
 from tuner.trial import StageTask
 
 logger = logging.getLogger(__name__)

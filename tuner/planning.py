@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.artifact_places import absolute_place
+from tuner.artifacts.places import absolute_place
 from tuner.engines import Engine, load_engine
 from tuner.errors import ConfigurationError
 from tuner.estimate import MOST_IN_FLIGHT_OF_REPLAY

@@ -13,8 +13,8 @@ import ray.actor
 
 from tuner.dispatch import StageStatus
 from tuner.errors import DispatchError
+from tuner.processes.stage_process import StageProcess
 from tuner.ray_cluster import VERSION, version_error
-from tuner.stage_process import StageProcess
 from tuner.trial import StageTask
 
 UNBEGUN_S = 120.0

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # a stage's process takes half a second to import
 class TestLocalDispatcher(DispatcherContract):
     @pytest.fixture
     def dispatcher(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
-        monkeypatch.setattr("tuner.stage_process.GRACE_S", 0.5)
+        monkeypatch.setattr("tuner.processes.stage_process.GRACE_S", 0.5)
         with LocalDispatcher() as dispatcher:
             yield dispatcher
 

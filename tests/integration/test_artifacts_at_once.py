@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_upkeep import prune, verify
 from tuner.artifacts import ArtifactCache, ArtifactPlace
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.upkeep import prune, verify
 from tuner.errors import ArtifactMissingError
 
 pytestmark = pytest.mark.slow

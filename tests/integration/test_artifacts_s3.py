@@ -15,9 +15,9 @@ import fsspec
 import pytest
 
 from tests.support.artifacts import KEY, build, change_shared, never, of_size
-from tuner.artifact_objects import ObjectPlace
-from tuner.artifact_upkeep import prune, verify
 from tuner.artifacts import ArtifactCache, ArtifactPlace
+from tuner.artifacts.objects import ObjectPlace
+from tuner.artifacts.upkeep import prune, verify
 from tuner.errors import ArtifactError, ArtifactMissingError
 
 pytestmark = pytest.mark.slow

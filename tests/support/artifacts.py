@@ -8,8 +8,8 @@ from pathlib import Path
 
 import fsspec
 
-from tuner.artifact_manifest import file_sha256
 from tuner.artifacts import ArtifactCache, BuiltArtifact
+from tuner.artifacts.manifest import file_sha256
 
 ABOUT = {"engine": "neuron", "configuration": "shallow, k=4"}
 KEY = "5f1e"

@@ -29,9 +29,9 @@ from tests.support.artifacts import (
     of_size,
     other_graph,
 )
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_upkeep import prune
 from tuner.artifacts import ArtifactCache, ArtifactPlace, BuiltArtifact
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.upkeep import prune
 from tuner.errors import ArtifactError, ArtifactMissingError
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -21,12 +21,12 @@ from tests.support.artifacts import (
     other_graph,
     spoil,
 )
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_manifest import Damage, Manifest
-from tuner.artifact_objects import ObjectPlace
-from tuner.artifact_places import open_shared
-from tuner.artifact_upkeep import verify
 from tuner.artifacts import ArtifactCache, ArtifactPlace
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.manifest import Damage, Manifest
+from tuner.artifacts.objects import ObjectPlace
+from tuner.artifacts.places import open_shared
+from tuner.artifacts.upkeep import verify
 from tuner.errors import ArtifactError, ArtifactMissingError
 
 
@@ -219,7 +219,7 @@ def test_an_artifact_that_is_pruned_while_it_is_fetched_is_missing(
 def test_verifying_reads_what_nobody_touched(cache: ArtifactCache, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     build(cache)
-    monkeypatch.setattr("tuner.artifact_manifest.file_sha256", counting(hashed))
+    monkeypatch.setattr("tuner.artifacts.manifest.file_sha256", counting(hashed))
     found = verify(FolderPlace(node))
     assert ([one.key for one in found.good], found.damaged, len(hashed)) == ([KEY], (), 3)
 
@@ -245,6 +245,6 @@ def test_an_upload_in_progress_is_not_swept_and_a_stale_one_is(tmp_path: Path, m
     place.sweep()
     files = fsspec.filesystem("memory")
     assert len(files.find(tmp_path.name)) == 3
-    monkeypatch.setattr("tuner.artifact_objects.LONGEST_UPLOAD", timedelta(seconds=-1))
+    monkeypatch.setattr("tuner.artifacts.objects.LONGEST_UPLOAD", timedelta(seconds=-1))
     place.sweep()
     assert files.find(tmp_path.name) == []

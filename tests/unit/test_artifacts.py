@@ -20,9 +20,9 @@ from tests.support.artifacts import (
     never,
     spoil,
 )
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_manifest import Manifest
 from tuner.artifacts import ArtifactCache, ArtifactPlace
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.manifest import Manifest
 from tuner.errors import ArtifactError, ArtifactMissingError, CompileError
 
 
@@ -215,7 +215,7 @@ def test_a_file_is_hashed_once_and_again_after_it_was_touched(
 ) -> None:
     hashed: list[str] = []
     build(cache)
-    monkeypatch.setattr("tuner.artifact_manifest.file_sha256", counting(hashed))
+    monkeypatch.setattr("tuner.artifacts.manifest.file_sha256", counting(hashed))
     folder = cache.find(KEY)
     assert hashed == []  # when it was published
     (folder / "model.neff").touch()
@@ -229,7 +229,7 @@ def test_after_the_machine_started_anew_everything_is_hashed(
 ) -> None:
     hashed: list[str] = []
     build(cache)
-    monkeypatch.setattr("tuner.artifact_manifest.file_sha256", counting(hashed))
-    monkeypatch.setattr("tuner.artifact_folder._boot_id", lambda: "another")
+    monkeypatch.setattr("tuner.artifacts.manifest.file_sha256", counting(hashed))
+    monkeypatch.setattr("tuner.artifacts.folder._boot_id", lambda: "another")
     cache.find(KEY)
     assert sorted(hashed) == ["model.neff", "run.sh", "tp0.safetensors"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cores import LOCKS_VARIABLE, Reservation, reserve_cpus, reserve_devices
 from tuner.errors import DispatchError
+from tuner.processes.cores import LOCKS_VARIABLE, Reservation, reserve_cpus, reserve_devices
 
 EIGHT = range(8)
 

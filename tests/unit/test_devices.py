@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.devices import check_adjacent, check_devices, device_names, listed_devices
 from tuner.errors import FragmentedDevicesError
 from tuner.needs import Needs
+from tuner.processes.devices import check_adjacent, check_devices, device_names, listed_devices
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 
 from tests.support.simulated import OpaqueEngine, World
-from tuner import machine
 from tuner.dispatch import Dispatcher, InlineDispatcher
-from tuner.doctor import Doors, Intended, check_token, examine
+from tuner.doctor import machine
+from tuner.doctor.examination import Doors, Intended, check_token, examine
+from tuner.doctor.findings import Finding, State
+from tuner.doctor.installation import (
+    check_engine,
+    check_packages,
+    check_python,
+    check_tools,
+    count_devices,
+    devices_here,
+)
+from tuner.doctor.machine import Machine, check_folder, check_open_files, check_shared_memory, check_stages
 from tuner.errors import DispatchError, StorageError, UnsatisfiableError
-from tuner.findings import Finding, State
 from tuner.hardware import read_hardware
-from tuner.installation import check_engine, check_packages, check_python, check_tools, count_devices, devices_here
-from tuner.machine import Machine, check_folder, check_open_files, check_shared_memory, check_stages
 from tuner.needs import Needs
 from tuner.records import StageKind
 from tuner.search_space import read_search_space
@@ -62,7 +69,9 @@ def intended(tmp_path: Path) -> Intended:
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     able = replace(OpaqueEngine.capabilities, needs_compile=True)
     monkeypatch.setattr(OpaqueEngine, "capabilities", able)
-    monkeypatch.setattr("tuner.doctor.load_named_engine", lambda _name: OpaqueEngine(World(hit_rates={}, draft_ms={})))
+    monkeypatch.setattr(
+        "tuner.doctor.examination.load_named_engine", lambda _name: OpaqueEngine(World(hit_rates={}, draft_ms={}))
+    )
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr("tuner.installation.NEURON_FOLDER", tmp_path / "none")
+    monkeypatch.setattr("tuner.doctor.installation.NEURON_FOLDER", tmp_path / "none")
 
     def write(name: str, said: str) -> None:
         path = folder / name
@@ -336,5 +345,5 @@ def test_who_may_run_programs_on_ray_is_said(
 def test_devices_of_this_machine_are_counted_where_they_can_be(
     device: str | None, stated: int | None, here: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.installation.find_tool", lambda _name: None)
+    monkeypatch.setattr("tuner.doctor.installation.find_tool", lambda _name: None)
     assert devices_here(device, stated) == here

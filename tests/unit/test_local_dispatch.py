@@ -26,7 +26,7 @@ GIB = 2**30
 @pytest.fixture
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalDispatcher]:
     """A machine with eight Neuron cores, two GPUs and a licence; CPUs are not what its stages wait for."""
-    monkeypatch.setattr("tuner.stage_process.GRACE_S", 0.3)
+    monkeypatch.setattr("tuner.processes.stage_process.GRACE_S", 0.3)
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with LocalDispatcher({"neuron_cores": 8, "GPU": 2, "licence": 1}) as dispatcher:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.oom_kills import count_oom_kills
+from tuner.processes.oom_kills import count_oom_kills
 
 UNIFIED = "0::/user.slice/session-1.scope\n"
 SPLIT = "9:name=systemd:/\n4:cpu,memory:/jobs/7\n0::/\n"

@@ -17,8 +17,6 @@ import psutil
 import pytest
 
 from tests.support.drills import a_task, command_line, drill_environment, leftovers, read_journal
-from tuner import stage_main
-from tuner.cores import reserve_cpus
 from tuner.dispatch import StageStatus
 from tuner.errors import (
     DispatchError,
@@ -30,8 +28,10 @@ from tuner.errors import (
     WorkerLostError,
 )
 from tuner.needs import Needs
+from tuner.processes import stage_main
+from tuner.processes.cores import reserve_cpus
+from tuner.processes.stage_process import LOG_BYTES, StageProcess, read_log
 from tuner.records import Prompt
-from tuner.stage_process import LOG_BYTES, StageProcess, read_log
 from tuner.trial import StageTask
 
 Start = Callable[..., tuple[StageTask, StageProcess]]
@@ -40,7 +40,7 @@ Start = Callable[..., tuple[StageTask, StageProcess]]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a stage of the drill engine; none is left after the test."""
-    monkeypatch.setattr("tuner.stage_process.GRACE_S", 0.3)
+    monkeypatch.setattr("tuner.processes.stage_process.GRACE_S", 0.3)
     started: list[StageProcess] = []
 
     def begin(faults: str = "", log_dir: Path | None = None, **changes: Any) -> tuple[StageTask, StageProcess]:
@@ -139,7 +139,7 @@ def test_a_stage_that_somebody_ends_is_lost(start: Start, by: signal.Signals) ->
 
 def test_a_stage_that_the_kernel_kills_for_memory_does_not_fit(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 4])
-    monkeypatch.setattr("tuner.stage_process.count_oom_kills", lambda: next(counts))
+    monkeypatch.setattr("tuner.processes.stage_process.count_oom_kills", lambda: next(counts))
     task, process = start("load:*=hang")
     until(lambda: process.poll().has_started)
     os.kill(stage_pid(task), signal.SIGKILL)
@@ -212,7 +212,7 @@ def test_adjacent_cores_are_taken(start: Start) -> None:
 
 @pytest.mark.slow
 def test_a_stage_waits_for_cores_of_one_that_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.stage_process.GRACE_S", 1.0)
+    monkeypatch.setattr("tuner.processes.stage_process.GRACE_S", 1.0)
     cores = {"NEURON_RT_VISIBLE_CORES": "0-1"}
     needs = Needs(num_cpus=0, device="neuron_cores", num_devices=2, environment=cores)
     task, ending = start("load:*=hang_below", needs=needs)
@@ -248,7 +248,7 @@ def test_a_stage_that_runs_again_begins_its_log_anew(start: Start, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_stopped_supervisor_does_not_keep_the_search_waiting(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.stage_process.END_DEADLINE_S", 0.3)
+    monkeypatch.setattr("tuner.processes.stage_process.END_DEADLINE_S", 0.3)
     task, process = start("load:*=hang", deadline_s=2.0)
     until(lambda: process.poll().has_started)
     os.kill(psutil.Process(stage_pid(task)).ppid(), signal.SIGSTOP)

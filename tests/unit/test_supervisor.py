@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.support.drills import command_line, leftovers
-from tuner import supervisor
+from tuner.processes import supervisor
 
 PYTHON = (sys.executable, "-I", "-S")
 SLEEP = "import time; time.sleep(600)"
@@ -223,7 +223,7 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from tests.support.drills import a_task, drill_environment
-from tuner.stage_process import StageProcess
+from tuner.processes.stage_process import StageProcess
 process = StageProcess.start(a_task(key={key!r}, environment=drill_environment(faults="load:*=hang_below")))
 if {forks}:
     os.fork()

@@ -13,10 +13,10 @@ from tuner.cli.arguments import AsJson, new_app
 from tuner.errors import ArtifactError, ConfigurationError
 
 if TYPE_CHECKING:
-    from tuner.artifact_folder import FolderPlace
-    from tuner.artifact_manifest import Damage, Manifest
-    from tuner.artifact_places import Place
-    from tuner.artifact_upkeep import Inspection, Removal
+    from tuner.artifacts.folder import FolderPlace
+    from tuner.artifacts.manifest import Damage, Manifest
+    from tuner.artifacts.places import Place
+    from tuner.artifacts.upkeep import Inspection, Removal
 
 app = new_app(no_args_is_help=True, help="List, verify and prune compiled artifacts.")
 
@@ -39,7 +39,7 @@ AGE_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(
 @app.command("list", short_help="List compiled artifacts.")
 def list_artifacts(artifacts: Artifacts = None, as_json: AsJson = False) -> None:
     """List compiled artifacts, those on this machine and those in the shared place."""
-    from tuner.artifact_manifest import Damage
+    from tuner.artifacts.manifest import Damage
     from tuner.cli.output import print_json
 
     node, shared = _node(), _shared(artifacts)
@@ -69,7 +69,7 @@ def verify_artifacts(
 
     What is removed is fetched or compiled again when it is needed.
     """
-    from tuner.artifact_upkeep import verify
+    from tuner.artifacts.upkeep import verify
     from tuner.cli.output import print_json
 
     place = _place(artifacts, in_shared=in_shared)
@@ -113,7 +113,7 @@ def prune_artifacts(
     An object store does not tell who reads: there the age is that since compiling, and who loses an artifact while
     fetching it compiles again.
     """
-    from tuner.artifact_upkeep import prune
+    from tuner.artifacts.upkeep import prune
     from tuner.cli.output import print_json
 
     limit, age = _limits(max_bytes, older_than, everything=everything)
@@ -136,14 +136,14 @@ def prune_artifacts(
 
 
 def _node() -> FolderPlace:
-    from tuner.artifact_folder import FolderPlace
+    from tuner.artifacts.folder import FolderPlace
     from tuner.settings import read_settings
 
     return FolderPlace(read_settings().cache_dir / "artifacts")
 
 
 def _shared(artifacts: str | None) -> Place | None:
-    from tuner.artifact_places import absolute_place, open_shared
+    from tuner.artifacts.places import absolute_place, open_shared
 
     return None if artifacts is None else open_shared(absolute_place(artifacts), create=False)
 
@@ -201,7 +201,7 @@ def _damaged(place: Place, found: Inspection, *, remove_damaged: bool) -> Artifa
 def _rows(
     node: FolderPlace, here: tuple[Manifest | Damage, ...], there: tuple[Manifest | Damage, ...]
 ) -> list[dict[str, Any]]:
-    from tuner.artifact_manifest import Manifest
+    from tuner.artifacts.manifest import Manifest
 
     on_node = {one.key: one for one in here if isinstance(one, Manifest)}
     in_shared = {one.key: one for one in there if isinstance(one, Manifest)}
@@ -228,7 +228,7 @@ def _rows(
 def _print_table(node: FolderPlace, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from tuner.artifact_locks import size_text
+    from tuner.artifacts.locks import size_text
     from tuner.cli.output import stdout_console
 
     console = stdout_console()
@@ -253,7 +253,7 @@ def _print_table(node: FolderPlace, rows: list[dict[str, Any]]) -> None:
 
 
 def _say_what_went(place: Place, found: Removal, *, dry_run: bool) -> None:
-    from tuner.artifact_locks import size_text
+    from tuner.artifacts.locks import size_text
 
     for one in found.removed:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {one.key} ({size_text(one.size_bytes)})")

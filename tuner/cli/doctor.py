@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tuner.dispatch import Dispatcher
-    from tuner.doctor import Intended
-    from tuner.findings import Finding
+    from tuner.doctor.examination import Intended
+    from tuner.doctor.findings import Finding
 
 app = new_app()
 
@@ -47,7 +47,7 @@ def doctor(
 
     Exit code 0 unless a check failed; a warning says what a search may suffer from.
     """
-    from tuner.doctor import Doors, Intended, examine
+    from tuner.doctor.examination import Doors, Intended, examine
     from tuner.hardware import read_hardware
     from tuner.search_space import read_search_space
     from tuner.settings import read_settings
@@ -71,7 +71,7 @@ def doctor(
 
 
 def _start_ray(intended: Intended) -> Dispatcher:
-    from tuner.installation import devices_here
+    from tuner.doctor.installation import devices_here
     from tuner.ray_dispatch import RayDispatcher
 
     hardware = intended.hardware

@@ -33,7 +33,7 @@ from tuner.errors import (
     WorkerLostError,
 )
 from tuner.needs import Needs
-from tuner.stage_process import STAGE_VARIABLE
+from tuner.processes.stage_process import STAGE_VARIABLE
 from tuner.trial import StageTask
 
 HANGING_PROCESSES = 4

@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner import machine
-from tuner.artifact_places import open_shared
 from tuner.artifacts import ArtifactCache, ArtifactPlace
+from tuner.artifacts.places import open_shared
 from tuner.dispatch import Dispatcher
-from tuner.engines import Engine
-from tuner.errors import StorageError, TunerError
-from tuner.estimate import missing_model_bytes
-from tuner.findings import Finding, doubtful, failed, failed_by, fine
-from tuner.hardware import Hardware
-from tuner.installation import (
+from tuner.doctor import machine
+from tuner.doctor.findings import Finding, doubtful, failed, failed_by, fine
+from tuner.doctor.installation import (
     check_engine,
     check_packages,
     check_python,
@@ -27,6 +23,10 @@ from tuner.installation import (
     devices_here,
     load_named_engine,
 )
+from tuner.engines import Engine
+from tuner.errors import StorageError, TunerError
+from tuner.estimate import missing_model_bytes
+from tuner.hardware import Hardware
 from tuner.needs import Needs
 from tuner.records import StageKind
 from tuner.search_space import SearchSpace

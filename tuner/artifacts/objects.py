@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tuner.artifact_folder import finish, prepare
-from tuner.artifact_locks import FULL, file_system_error
-from tuner.artifact_manifest import ArtifactFile, Damage, Manifest, check_key, read_manifest, wrong_hash
+from tuner.artifacts.folder import finish, prepare
+from tuner.artifacts.locks import FULL, file_system_error
+from tuner.artifacts.manifest import ArtifactFile, Damage, Manifest, check_key, read_manifest, wrong_hash
 from tuner.errors import ArtifactError
 
 LONGEST_UPLOAD = timedelta(days=1)

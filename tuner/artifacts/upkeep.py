@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tuner.artifact_manifest import Damage, Manifest
-from tuner.artifact_places import Place
+from tuner.artifacts.manifest import Damage, Manifest
+from tuner.artifacts.places import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

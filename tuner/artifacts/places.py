@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_manifest import Damage, Manifest
-from tuner.artifact_objects import ObjectPlace
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.manifest import Damage, Manifest
+from tuner.artifacts.objects import ObjectPlace
 from tuner.errors import ArtifactError
 
 

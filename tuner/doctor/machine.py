@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tuner.findings import Finding, doubtful, failed, fine
+from tuner.doctor.findings import Finding, doubtful, failed, fine
 from tuner.hardware import Hardware
 from tuner.needs import Needs
 from tuner.records import StageKind

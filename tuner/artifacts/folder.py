@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.artifact_locks import acquire, explained, is_at, release, try_acquire
-from tuner.artifact_manifest import Damage, Manifest, Stamp, check_files, check_key, read_manifest
+from tuner.artifacts.locks import acquire, explained, is_at, release, try_acquire
+from tuner.artifacts.manifest import Damage, Manifest, Stamp, check_files, check_key, read_manifest
 
 _MAY_NOT_WRITE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _IN_USE: dict[Path, int] = {}

@@ -20,12 +20,12 @@ from typing import IO, Self
 
 import psutil
 
-from tuner import stage_main, supervisor
-from tuner.cores import reserve_cpus, reserve_devices
-from tuner.devices import check_devices, device_names
 from tuner.dispatch import StageBugError, StageStatus, timeout_error
 from tuner.errors import DispatchError, EngineCrashedError, OutOfDeviceMemoryError, TunerError, WorkerLostError
-from tuner.oom_kills import count_oom_kills
+from tuner.processes import stage_main, supervisor
+from tuner.processes.cores import reserve_cpus, reserve_devices
+from tuner.processes.devices import check_devices, device_names
+from tuner.processes.oom_kills import count_oom_kills
 from tuner.trial import StageTask
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class _Running:
 
 
 class StageProcess:
-    """One stage, run by a process below a supervisor (``tuner.supervisor``).
+    """One stage, run by a process below a supervisor (``tuner.processes.supervisor``).
 
     Whatever happens to this process, to the supervisor or to the stage, nothing of the stage is left. A deadline
     holds also while nobody looks. ``start`` returns at once; where another search or a stage that ends still holds the

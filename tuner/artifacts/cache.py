@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tuner.artifact_folder import FolderPlace
-from tuner.artifact_locks import FULL, explained, file_system_error
-from tuner.artifact_manifest import Damage, Manifest, Stamp, check_files, check_key, describe
-from tuner.artifact_places import Place, open_shared, shared_folder
-from tuner.artifact_upkeep import prune
+from tuner.artifacts.folder import FolderPlace
+from tuner.artifacts.locks import FULL, explained, file_system_error
+from tuner.artifacts.manifest import Damage, Manifest, Stamp, check_files, check_key, describe
+from tuner.artifacts.places import Place, open_shared, shared_folder
+from tuner.artifacts.upkeep import prune
 from tuner.errors import ArtifactError, ArtifactMissingError
 
 logger = logging.getLogger(__name__)

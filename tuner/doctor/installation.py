@@ -13,9 +13,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tuner.doctor.findings import Finding, doubtful, failed, failed_by, fine
 from tuner.engines import ENTRY_POINT_GROUP, Engine, load_engine
 from tuner.errors import TunerError
-from tuner.findings import Finding, doubtful, failed, failed_by, fine
 
 DISTRIBUTION = "specdec-tuner"
 
