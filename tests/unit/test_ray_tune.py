@@ -15,6 +15,7 @@ import pytest
 from optuna.trial import TrialState as OptunaState
 
 from tests.support.bench import Bench, a_plan, a_world
+from tests.support.compiling import ClusterBench
 from tests.support.simulated import SimulatedEngine, World
 from tuner.driver import Search
 from tuner.errors import NotFoundError, WorkerLostError
@@ -158,6 +159,25 @@ def test_a_study_without_a_baseline_is_refused(world: World) -> None:
     study = replace(read_study(bench.store, plan.name), baseline_result=None)
     with pytest.raises(NotFoundError, match="has no baseline yet"):
         PreparedSearch.of(plan, study)
+
+
+def test_a_configuration_is_compiled_before_it_is_measured_and_only_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench = ClusterBench(tmp_path)
+    monkeypatch.setattr("tuner.trial.load_engine", lambda _name: bench.engine)
+    plan = bench.plan()
+    bench.search(plan).predict()
+    before = PreparedSearch.of(plan, read_study(bench.store, plan.name))
+    bench.workshop.compiled.clear()
+    for _ in range(2):
+        found = configuration_runner(before)({"draft": "good", "num_speculative_tokens": 3})
+        assert found["cannot_run"] == 0.0
+    assert bench.workshop.compiled == ["good k=3"]
+    bench.workshop.failing.add("good k=4")
+    found = configuration_runner(before)({"draft": "good", "num_speculative_tokens": 4})
+    assert found["cannot_run"] == 1.0
+    assert found["error_type"] == "CompileError"
 
 
 # ── failures ──────────────────────────────────────────────────────────────────────────────────────────────────────
