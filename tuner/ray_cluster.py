@@ -19,9 +19,11 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
 
 import ray
+import ray._private.worker
 from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._private.services import canonicalize_bootstrap_address, find_node_ids
-from ray._private.state import available_resources_per_node
+from ray._private.state import actors, available_resources_per_node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -123,11 +125,25 @@ def alive_nodes() -> list[Node]:
     ]
 
 
-def described(nodes: Iterable[Node], *, free: bool = False, most: int = 8) -> str:
+def running_actors(most: int = 8) -> str:
+    """The actors of the cluster, whoever made them, a line for each; Ray does not tell what each of them holds."""
+    found = actors(actor_state_name="ALIVE").values()
+    lines = [
+        f"  {one['Name'] or one['ActorClassName']} (process {one['Pid']} on {one['Address']['IPAddress']})"
+        for one in found
+    ]
+    return "\n".join((*lines[:most], *([f"  and {len(lines) - most} more"] if len(lines) > most else [])))
+
+
+def described(nodes: Iterable[Node], most: int = 8) -> str:
     """What nodes have, a line for each."""
-    lines = [f"  {node.host} ({node.address}): {_amounts(node.free if free else node.total)}" for node in nodes]
+    lines = [f"  {node.host} ({node.address}): {_amounts(node.total)}" for node in nodes]
+    return _first(lines, most) or "  no node is alive"
+
+
+def _first(lines: Sequence[str], most: int) -> str:
     rest = [f"  and {len(lines) - most} more"] if len(lines) > most else []
-    return "\n".join((*lines[:most], *rest)) or "  no node is alive"
+    return "\n".join((*lines[:most], *rest))
 
 
 def free_for(needs: Needs, nodes: Iterable[Node], most: int = 3) -> str:
@@ -163,6 +179,7 @@ def start_local(devices: Mapping[str, int]) -> None:
         DispatchError: Ray does not start here.
     """
     named = {name: float(count) for name, count in devices.items() if name != "GPU"}
+    _keep_stdout_clean()
     try:
         ray.init(
             address="local",
@@ -198,9 +215,23 @@ def join(address: str) -> str:
             f"this machine is no node of the Ray cluster at {found}",
             f"run `ray start --address={found} --num-cpus=0` here first, or search on a node of the cluster",
         )
+    _keep_stdout_clean()
     _within(JOIN_DEADLINE_S, lambda: ray.init(address=found, **_QUIET), f"the Ray at {found} lets nobody join")
-    _probe(alive_nodes())
+    try:
+        _probe(alive_nodes())
+    except DispatchError:
+        ray.shutdown()
+        raise
     return found
+
+
+def _keep_stdout_clean() -> None:
+    """Log what Ray hears of lost nodes and workers; it prints that to standard output, which belongs to results."""
+
+    def log(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:  # noqa: ARG001
+        logger.info("%s", "\n".join(data["lines"]))
+
+    ray._private.worker.print_to_stdstream = log
 
 
 def _resolve(address: str) -> str:
@@ -238,16 +269,16 @@ def _check_listening(address: str) -> None:
 def _ask(address: str) -> Mapping[str, str]:
     """What the cluster says of itself: ``ray_version`` and ``python_version``."""
     try:
+        ensure_token_if_auth_enabled(create_token_if_missing=False)  # without one, Ray's C++ part ends the process
         return _within(
             ANSWER_DEADLINE_S,
             lambda: get_cluster_metadata(GcsClient(address=address)) or {},
             f"what answers at {address} is no Ray",
         )
     except AuthenticationError as error:
-        mode = os.environ.get("RAY_AUTH_MODE", "")
-        has = "a token that is not the cluster's" if mode == "token" else f"no token (RAY_AUTH_MODE is {mode!r})"
         raise DispatchError(
-            f"the Ray cluster at {address} wants a token, and this process has {has}",
+            f"the Ray cluster at {address} refuses the token of this process, or its lack of one "
+            f"(RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', '')}): {error.message}",
             "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster",
         ) from error
 

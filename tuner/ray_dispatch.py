@@ -14,7 +14,7 @@ from tuner import ray_cluster
 from tuner.dispatch import StageBugError, StageStatus
 from tuner.errors import DispatchError, FragmentedDevicesError, TunerError, UnsatisfiableError, WorkerLostError
 from tuner.needs import Needs
-from tuner.ray_cluster import NAMESPACE, VERSION, Node, alive_nodes, described
+from tuner.ray_cluster import NAMESPACE, VERSION, Node, alive_nodes, described, free_for, running_actors
 from tuner.ray_stage import StageActor
 from tuner.trial import StageTask
 
@@ -54,8 +54,9 @@ class _Submitted:
 
     Attributes:
         actor: None while the stage waits here for a node, a pause, or the end of a former actor of its name.
-        began: The answer to ``begin``; None once it is there.
-        look: The answer to the one ``look`` that is under way.
+        node: Where it has to run, if it had to choose.
+        has_begun: Its actor is known to have run.
+        answer: To the one question that is under way: ``begin`` until it has begun, then ``look``.
         ended: How the stage ended, whatever becomes of its actor.
     """
 
@@ -63,17 +64,13 @@ class _Submitted:
     not_before_s: float
     submitted_s: float = field(default_factory=time.monotonic)
     actor: Any = None
-    began: Any = None
-    look: Any = None
+    node: Node | None = None
+    has_begun: bool = False
+    answer: Any = None
     seen: StageStatus = field(default_factory=StageStatus)
     ended: StageStatus | None = None
     bug: StageBugError | None = None
     unmet_since_s: float | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its actor is known to have run."""
-        return self.actor is not None and self.began is None
 
 
 @dataclass(slots=True)
@@ -207,27 +204,27 @@ class RayDispatcher:
 
     def _ask(self, submitted: _Submitted) -> StageStatus:
         """Take up the answer that is there, if any, and ask on."""
-        if submitted.actor is None:
+        if submitted.actor is None or not _is_there(submitted.answer):
             return submitted.seen
         try:
-            if submitted.began is not None:
-                if not _is_there(submitted.began):
-                    return submitted.seen
-                ray.get(submitted.began)
-                submitted.began, submitted.look = None, submitted.actor.look.remote()
-            if not _is_there(submitted.look):
-                return submitted.seen
-            status: StageStatus = ray.get(submitted.look)
+            status: StageStatus = ray.get(submitted.answer) or submitted.seen
         except ActorUnavailableError:  # not death: it may have been the network, and a second copy must not start
-            self._begin(submitted)
+            self._question(submitted)
             return submitted.seen
         except (RayActorError, ActorUnschedulableError) as error:
             return self._lost(submitted, error)
         except RayTaskError as error:
             submitted.bug = _bug(error)
             raise submitted.bug from error
-        submitted.look = submitted.actor.look.remote()
+        submitted.has_begun = True
+        self._question(submitted)
         return status
+
+    def _question(self, submitted: _Submitted) -> None:
+        actor = submitted.actor
+        submitted.answer = (
+            actor.look.remote() if submitted.has_begun else actor.begin.remote(VERSION, pickle.dumps(submitted.task))
+        )
 
     def _lost(self, submitted: _Submitted, error: Exception) -> StageStatus:
         task = submitted.task
@@ -253,9 +250,8 @@ class RayDispatcher:
         if tries > MOST_FRAGMENTED:
             error: TunerError = DispatchError(
                 f"stage {task.kind} of {task.config.speculation.label} got no adjacent devices in {tries} tries: "
-                f"{status.error.message}; others hold what lies between. Free of each node:\n"
-                f"{described(self._candidates(), free=True)}",
-                "see who holds them with `ray list actors`; let all of them take blocks of one size",
+                f"{status.error.message}. Others hold what lies between; on the cluster run:\n{running_actors()}",
+                "end what holds devices beside this search, or let all of them take blocks of one size",
             )
         else:
             error = WorkerLostError(status.error.message, status.error.hint)
@@ -281,11 +277,8 @@ class RayDispatcher:
             max_task_retries=0,
             **options,
         ).remote(self._uncollected_s)
-        self._begin(submitted)
+        self._question(submitted)
         logger.info("stage %s submitted", task.name)
-
-    def _begin(self, submitted: _Submitted) -> None:
-        submitted.began = submitted.actor.begin.remote(VERSION, pickle.dumps(submitted.task))
 
     def _may_go(self, submitted: _Submitted) -> bool:
         leaving = self._leaving.get(submitted.task.name)
@@ -303,12 +296,23 @@ class RayDispatcher:
             chooses = chooses or len({node.num_cpus for node in suitable}) != 1
         if not chooses:
             return _options(needs, suitable[0] if suitable else None)
-        node = next(iter(sorted((one for one in suitable if one.has_room(needs)), key=_most_free)), None)
-        if node is None and suitable and time.monotonic() - submitted.submitted_s > BINDING_PATIENCE_S:
-            node = min(suitable, key=_most_free)
-        if node is None:
+        remaining = [self._unclaimed(node) for node in suitable]
+        has_waited = time.monotonic() - submitted.submitted_s > BINDING_PATIENCE_S
+        free = [node for node in remaining if has_waited or node.has_room(needs)]
+        if not free:
             return None
+        submitted.node = node = min(free, key=_most_free)
         return _options(needs, node) | {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
+
+    def _unclaimed(self, node: Node) -> Node:
+        """A node less what is on its way to it, which Ray does not count yet."""
+        claims = [
+            node.demand(one.task.needs)
+            for one in self._submitted.values()
+            if one.node is not None and one.node.node_id == node.node_id and not one.has_begun and one.ended is None
+        ]
+        free = {name: amount - sum(claim.get(name, 0) for claim in claims) for name, amount in node.free.items()}
+        return replace(node, free=free)
 
     def _waiting(self, submitted: _Submitted) -> StageStatus:
         """What a stage that has not begun waits for; its end where that will not come."""
@@ -317,9 +321,7 @@ class RayDispatcher:
         if any(node.meets(needs) for node in nodes):
             submitted.unmet_since_s = None
             room = any(node.has_room(needs) for node in nodes)
-            return StageStatus(
-                waiting_for="a worker process" if room else f"{needs}; free:\n{described(nodes, free=True)}"
-            )
+            return StageStatus(waiting_for="a worker process" if room else free_for(needs, nodes))
         submitted.unmet_since_s = submitted.unmet_since_s or now_s
         patience_s = NODE_PATIENCE_S if self._wait_for_nodes_s is None else self._wait_for_nodes_s
         if now_s - submitted.unmet_since_s <= patience_s:
