@@ -309,8 +309,7 @@ class Search:
             else:
                 self._works.start(self._trial(row, baseline))
         untried = self._untried()
-        self._ledger.enqueue((predictions.ranked(untried) or untried)[0])
-        return self._ledger.ask()
+        return self._ledger.ask_again((predictions.ranked(untried) or untried)[0])
 
     def _failed(self) -> list[Speculation]:
         """Configurations that could not run and are not being tried."""

@@ -199,7 +199,7 @@ class TrialLedger:
         return self._patience.call(lambda: self._ask(is_repeated=next(attempts) > 0))
 
     def ask_again(self, speculation: Speculation) -> Asked:
-        """A trial of a configuration that was tried before."""
+        """A trial of this configuration, whether or not it was asked for before."""
         self._enqueue_unless_waiting(self._parameters(speculation))
         return self.ask()
 
