@@ -131,7 +131,7 @@ def run_prediction(
 def _opened(
     options: SearchOptions, observer: Observer | None = None, settings: Settings | None = None
 ) -> Iterator[Search]:
-    from tuner_storage import open_store, optuna_url, study_lock
+    from tuner_storage import making_tables, open_store, optuna_url, study_lock
 
     settings, observer = settings or read_settings(), observer or SilentObserver()
     checked = _checked(options, settings)
@@ -146,7 +146,8 @@ def _opened(
         provenance = {**collect_provenance(), "dispatch": options.dispatch, "ray_address": options.ray_address}
         store.add_study(new_study(plan, provenance))  # other settings are refused before Optuna's study is touched
         store.withdraw_stop(plan.name)
-        storage = open_optuna_storage(optuna_url(url), store.patience)
+        with making_tables(store):
+            storage = open_optuna_storage(optuna_url(url), store.patience)
         stack.callback(close_optuna_storage, storage)
         ledger = TrialLedger.open(storage, plan.name, plan.space, plan.objectives, store.patience)
         stop = StopSignal(observer, lambda: store.stop_asked(plan.name), lock.renew)

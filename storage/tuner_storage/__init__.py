@@ -5,7 +5,7 @@ Everything that speaks SQL or imports SQLAlchemy is in this package; the rest of
 """
 
 from tuner_storage.engine import open_engine, open_store
-from tuner_storage.lock import StudyLock, lock_holder, study_lock
+from tuner_storage.lock import StudyLock, lock_holder, making_tables, study_lock
 from tuner_storage.migrate import SchemaStatus, require_current_schema, schema_status, upgrade
 from tuner_storage.store import SqlTrialStore
 from tuner_storage.urls import hidden, optuna_url, parse_storage_url
@@ -16,6 +16,7 @@ __all__ = [
     "StudyLock",
     "hidden",
     "lock_holder",
+    "making_tables",
     "open_engine",
     "open_store",
     "optuna_url",

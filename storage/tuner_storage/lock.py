@@ -26,6 +26,9 @@ _PEEK_S = 0.25
 _OLD_SESSION_ENDS_S = 5
 """The server ends a session that is told to within moments."""
 
+_MAKING_S = 60
+_MAKING_KEY = 0x6F7074756E61  # "optuna"
+
 _APPLICATION_NAME_BYTES = 63  # PostgreSQL cuts what is longer
 _HOLDER = text(
     "SELECT activity.pid, activity.application_name"
@@ -89,6 +92,28 @@ def lock_holder(store: SqlTrialStore, study_name: str) -> str | None:
     with translated(store.url), store.engine.connect() as connection:
         holder = connection.execute(_HOLDER, {"key": _advisory_key(study_name)}).first()
     return None if holder is None else (holder.application_name or _ANOTHER)
+
+
+@contextmanager
+def making_tables(store: SqlTrialStore) -> Iterator[None]:
+    """Keep other programs from making tables meanwhile: Optuna, whose tables are in the same database, does not.
+
+    Raises:
+        StorageError: Another program holds it for longer than it takes.
+    """
+    if is_memory(store.url):
+        yield
+    elif is_sqlite(store.url):
+        path = Path(f"{store.url.database}.making.lock")
+        try:
+            with FileLock(path, timeout=_MAKING_S):
+                yield
+        except Timeout as error:
+            raise StorageError(f"another program has been making tables for {_MAKING_S} s", f"see {path}") from error
+    else:
+        with translated(store.url), store.engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MAKING_KEY})
+            yield
 
 
 class _SafeLock:

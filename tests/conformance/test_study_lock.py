@@ -9,12 +9,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
 from tuner.errors import StorageError
-from tuner_storage import SqlTrialStore, lock_holder, open_store, study_lock
+from tuner.study import close_optuna_storage, open_optuna_storage
+from tuner_storage import SqlTrialStore, lock_holder, making_tables, open_store, optuna_url, study_lock
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -125,3 +127,21 @@ def test_a_holder_that_cannot_be_read_is_another_process(sqlite_url: str) -> Non
         with pytest.raises(StorageError, match="being run by another process"), study_lock(store, "code-gen"):
             pass
     store.close()
+
+
+def make_optunas_tables(url: str, together: Barrier) -> None:
+    store = open_store(url)
+    together.wait(60)
+    with making_tables(store):
+        close_optuna_storage(open_optuna_storage(optuna_url(url)))
+    store.close()
+
+
+def test_two_programs_make_optunas_tables_in_turn(database_url: str) -> None:
+    together = SPAWN.Barrier(2)
+    programs = [SPAWN.Process(target=make_optunas_tables, args=(database_url, together)) for _ in range(2)]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(60)
+    assert [program.exitcode for program in programs] == [0, 0]
