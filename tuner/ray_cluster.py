@@ -1,36 +1,36 @@
-"""A Ray cluster: starting one on this machine, joining one, and what its nodes have."""
+"""A Ray cluster: starting one on this machine, joining one, and noticing that it is gone."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
-# Set before Ray is imported: no usage reports, no warning about accelerators it does not manage, no log of its C++ part
-# on the terminal.
+# Set before Ray is imported: no usage reports, and no warning about accelerators it does not manage.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
 
 import ray
 import ray._private.worker
 from ray._common.usage.usage_lib import get_cluster_metadata
+from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._private.services import canonicalize_bootstrap_address, find_node_ids
-from ray._private.state import actors, available_resources_per_node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuner.errors import DispatchError
-from tuner.needs import Needs
 from tuner.provenance import package_versions
+from tuner.ray_nodes import Node, alive_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -54,115 +54,13 @@ JOIN_DEADLINE_S = 20.0
 PROBE_DEADLINE_S = 20.0
 """A node starts a worker in seconds, also a loaded one."""
 
-ACCELERATORS = ("neuron_cores", "GPU")
+LIFELINE_INTERVAL_S = 2.0
 
-_OF_RAY = ("node:", "accelerator_type:", "object_store_memory")  # resources that nobody asks for by name
+SILENCE_S = 40.0
+"""A head that is restarted answers sooner; after 60 s Ray itself ends the driver."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A machine of the cluster that is alive.
-
-    Attributes:
-        node_id: Ray's.
-        total: What it has, by resource; memory in bytes.
-        free: What of it no stage holds now.
-    """
-
-    node_id: str
-    address: str
-    host: str
-    total: Mapping[str, float]
-    free: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def num_cpus(self) -> int:
-        """What Ray may give away of its CPUs."""
-        return int(self.total.get("CPU", 0))
-
-    @property
-    def num_devices(self) -> int:
-        """Its accelerators of every kind."""
-        return int(sum(self.total.get(name, 0) for name in ACCELERATORS))
-
-    def demand(self, needs: Needs) -> dict[str, float]:
-        """What a stage would take of this machine."""
-        cpus = max(self.num_cpus, 1) if needs.num_cpus is None else needs.num_cpus
-        amounts = {"CPU": float(cpus), "memory": float(needs.memory_bytes), **needs.amounts}
-        return {name: amount for name, amount in amounts.items() if amount}
-
-    def meets(self, needs: Needs) -> bool:
-        """Whether a stage can ever run here."""
-        hosts = not needs.on_device_host or self.total.get(needs.device or "", 0) > 0
-        return hosts and all(self.total.get(name, 0) >= amount for name, amount in self.demand(needs).items())
-
-    def has_room(self, needs: Needs) -> bool:
-        """Whether a stage can run here now."""
-        return self.meets(needs) and all(
-            self.free.get(name, 0) >= amount for name, amount in self.demand(needs).items()
-        )
-
-    def room(self, needs: Needs) -> int:
-        """How many such stages it holds at once while nothing else runs."""
-        if not self.meets(needs):
-            return 0
-        return int(min((self.total[name] // amount for name, amount in self.demand(needs).items()), default=1))
-
-
-def alive_nodes() -> list[Node]:
-    """The machines of the cluster that this process joined."""
-    free = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return [
-        Node(
-            node_id=node["NodeID"],
-            address=node["NodeManagerAddress"],
-            host=node["NodeManagerHostname"],
-            total=node["Resources"],
-            free=free.get(node["NodeID"], {}),
-        )
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]
-
-
-def running_actors(most: int = 8) -> str:
-    """The actors of the cluster, whoever made them, a line for each; Ray does not tell what each of them holds."""
-    found = actors(actor_state_name="ALIVE").values()
-    lines = [
-        f"  {one['Name'] or one['ActorClassName']} (process {one['Pid']} on {one['Address']['IPAddress']})"
-        for one in found
-    ]
-    return "\n".join((*lines[:most], *([f"  and {len(lines) - most} more"] if len(lines) > most else [])))
-
-
-def described(nodes: Iterable[Node], most: int = 8) -> str:
-    """What nodes have, a line for each."""
-    lines = [f"  {node.host} ({node.address}): {_amounts(node.total)}" for node in nodes]
-    return _first(lines, most) or "  no node is alive"
-
-
-def _first(lines: Sequence[str], most: int) -> str:
-    rest = [f"  and {len(lines) - most} more"] if len(lines) > most else []
-    return "\n".join((*lines[:most], *rest))
-
-
-def free_for(needs: Needs, nodes: Iterable[Node], most: int = 3) -> str:
-    """What a stage waits for, and what is free of it where it could run, in a line."""
-    suitable = [node for node in nodes if node.meets(needs)]
-    free = "; ".join(f"{node.host} {_free_of(node.demand(needs), node.free)}" for node in suitable[:most])
-    return f"{needs} (free: {free}{' …' if len(suitable) > most else ''})"
-
-
-def _free_of(demand: Iterable[str], free: Mapping[str, float]) -> str:
-    return _amounts({name: free.get(name, 0.0) for name in demand})
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    named = {name: amount for name, amount in resources.items() if not name.startswith(_OF_RAY)}
-    memory_bytes = named.pop("memory", None)
-    memory = [] if memory_bytes is None else [f"{memory_bytes / 2**30:.1f} GiB of memory"]
-    return ", ".join((*(f"{amount:g} {name}" for name, amount in sorted(named.items())), *memory)) or "nothing"
-
+LEAVE_DEADLINE_S = 15.0
+"""With what went before, less than these 60 s."""
 
 # ── starting and joining ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,16 +79,16 @@ def start_local(devices: Mapping[str, int]) -> None:
     named = {name: float(count) for name, count in devices.items() if name != "GPU"}
     _keep_stdout_clean()
     try:
-        ray.init(
-            address="local",
-            num_cpus=len(os.sched_getaffinity(0)),
-            num_gpus=devices.get("GPU"),
-            resources=named or None,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            **_QUIET,
-        )
+        with _on_loopback():
+            ray.init(
+                address="local",
+                num_cpus=len(os.sched_getaffinity(0)),
+                num_gpus=devices.get("GPU"),
+                resources=named or None,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **_QUIET,
+            )
     except (ConnectionError, ValueError, RuntimeError, RayError) as error:
         raise DispatchError(f"Ray does not start on this machine: {error}", "search with --dispatch local") from error
 
@@ -223,6 +121,20 @@ def join(address: str) -> str:
         ray.shutdown()
         raise
     return found
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen on the loopback interface only, as it does by itself on macOS and Windows.
+
+    It would take ``_node_ip_address="127.0.0.1"`` for the address that other machines reach this one by.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _keep_stdout_clean() -> None:
@@ -312,6 +224,61 @@ def _within(deadline_s: float, work: Callable[[], T], complaint: str) -> T:
         case [Exception() as error]:
             raise DispatchError(f"{complaint}: {error}", hint) from error
     return outcome[0]  # type: ignore[return-value]
+
+
+class Lifeline:
+    """Looks whether the head of the joined cluster still answers, in a thread of its own.
+
+    A driver without it would be ended by Ray's C++ part after a minute of silence, without a word of ours.
+    """
+
+    def __init__(self) -> None:
+        self._address = ray.get_runtime_context().gcs_address
+        self._answered_s = time.monotonic()
+        self._answers = True
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answered when it was asked last."""
+        return self._answers
+
+    def check(self) -> None:
+        """Refuse to go on without a cluster.
+
+        Raises:
+            DispatchError: It has been silent for so long that it will not come back.
+        """
+        if not self._answers and time.monotonic() - self._answered_s > SILENCE_S:
+            raise DispatchError(
+                f"the Ray cluster at {self._address} has not answered for {SILENCE_S:.0f} s",
+                "what is finished is kept; run the same command again once the cluster is back",
+            )
+
+    def leave(self) -> None:
+        """Disconnect; also from a cluster that is gone, for which Ray waits some seconds."""
+        self._closed.set()
+        leaving = threading.Thread(target=ray.shutdown, name="leaving", daemon=True)
+        leaving.start()
+        leaving.join(None if self._answers else LEAVE_DEADLINE_S)
+        if leaving.is_alive():  # at exit Ray would wait on, until its C++ part ends the process
+            atexit.unregister(ray.shutdown)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LIFELINE_INTERVAL_S):
+            self._answers = _listens(self._address, LIFELINE_INTERVAL_S)
+            if self._answers:
+                self._answered_s = time.monotonic()
+
+
+def _listens(address: str, deadline_s: float) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=deadline_s).close()
+    except OSError:
+        return False
+    return True
 
 
 # ── versions ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,8 @@ from tuner import ray_cluster
 from tuner.dispatch import StageBugError, StageStatus
 from tuner.errors import DispatchError, FragmentedDevicesError, TunerError, UnsatisfiableError, WorkerLostError
 from tuner.needs import Needs
-from tuner.ray_cluster import NAMESPACE, VERSION, Node, alive_nodes, described, free_for, running_actors
+from tuner.ray_cluster import NAMESPACE, VERSION, Lifeline
+from tuner.ray_nodes import ACCELERATORS, Node, alive_nodes, described, free_for, running_actors
 from tuner.ray_stage import StageActor
 from tuner.trial import StageTask
 
@@ -116,6 +117,7 @@ class RayDispatcher:
         self._fragmented: dict[str, int] = {}
         self._needs: list[Needs] = []
         self._nodes: tuple[float, list[Node]] = (0.0, [])
+        self._lifeline: Lifeline | None = None
 
     def start(self) -> Self:
         """Start or join Ray.
@@ -127,6 +129,7 @@ class RayDispatcher:
             ray_cluster.start_local(self._devices)
         else:
             ray_cluster.join(self._address)
+        self._lifeline = Lifeline()
         return self
 
     def check(self, needs: Iterable[Needs]) -> None:
@@ -160,6 +163,7 @@ class RayDispatcher:
         if submitted.bug is not None:
             raise submitted.bug
         if submitted.ended is None:
+            self._cluster.check()
             self._place(submitted)
             status = self._ask(submitted)
             if status.has_ended:
@@ -183,12 +187,11 @@ class RayDispatcher:
 
     def close(self) -> None:
         """See ``Dispatcher.close``."""
-        if ray.is_initialized():
-            for submitted in list(self._submitted.values()):
-                if self._address is None or not submitted.has_begun:  # nobody takes up what has not begun
-                    self.forget(submitted.task)
-            ray.wait([one.gone for one in self._leaving.values()] or [ray.put(None)], timeout=END_DEADLINE_S)
-            ray.shutdown()
+        if self._lifeline is not None:
+            if self._lifeline.answers:
+                self._let_end()
+            self._lifeline.leave()
+            self._lifeline = None
         self._submitted.clear()
         self._leaving.clear()
 
@@ -199,6 +202,21 @@ class RayDispatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _cluster(self) -> Lifeline:
+        if self._lifeline is None:
+            raise DispatchError("this dispatcher was not started")
+        return self._lifeline
+
+    def _let_end(self) -> None:
+        """Let stages that nobody takes up end with their processes."""
+        for submitted in list(self._submitted.values()):
+            if self._address is None or not submitted.has_begun:
+                self.forget(submitted.task)
+        if self._leaving:
+            gone = [one.gone for one in self._leaving.values()]
+            ray.wait(gone, num_returns=len(gone), timeout=END_DEADLINE_S)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,7 +279,7 @@ class RayDispatcher:
 
     def _place(self, submitted: _Submitted) -> None:
         """Make the stage's actor, or find it, as soon as it is known where it may run."""
-        if submitted.actor is not None or submitted.ended is not None or not self._may_go(submitted):
+        if submitted.actor is not None or not self._cluster.answers or not self._may_go(submitted):
             return
         options = self._options(submitted)
         if options is None:
@@ -341,7 +359,7 @@ class RayDispatcher:
 
     def _all_nodes(self) -> list[Node]:
         seen_s, nodes = self._nodes
-        if not nodes or time.monotonic() - seen_s > NODES_SEEN_S:
+        if self._cluster.answers and time.monotonic() - seen_s > NODES_SEEN_S:
             nodes = sorted(alive_nodes(), key=lambda node: node.address)
             self._nodes = (time.monotonic(), nodes)
         return nodes
@@ -381,7 +399,7 @@ def _options(needs: Needs, node: Node | None) -> dict[str, Any]:
 def _most_free(node: Node) -> tuple[float, float, str]:
     return (
         -node.free.get("CPU", 0.0),
-        sum(node.free.get(name, 0.0) for name in ray_cluster.ACCELERATORS),
+        sum(node.free.get(name, 0.0) for name in ACCELERATORS),
         node.address,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from tests.support.drills import drill_task, leftovers
@@ -54,6 +56,17 @@ class TestRayDispatcher(DispatcherContract):
     @pytest.fixture
     def make_task(self) -> MakeTask:
         return drill_task
+
+
+@pytest.mark.usefixtures("ray_dispatcher")
+def test_a_ray_of_this_machine_listens_on_the_loopback_interface_only() -> None:
+    own = psutil.Process()
+    addresses = set()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            addresses |= {one.laddr.ip for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+    assert addresses <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert addresses
 
 
 @pytest.fixture

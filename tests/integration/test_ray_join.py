@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.drills import leftovers
 from tests.support.standing_ray import standing_ray
 from tuner.errors import DispatchError
 from tuner.ray_dispatch import RayDispatcher
@@ -97,6 +98,33 @@ def test_a_wrong_or_missing_token_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         ):
             assert "refuses the token" in refused.stdout
             assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in refused.stdout
+
+
+def test_a_search_ends_when_its_whole_cluster_is_gone() -> None:
+    program = (
+        "import sys, time\nfrom tests.support.drills import drill_task\nfrom tuner import ray_cluster\n"
+        "from tuner.errors import DispatchError\nfrom tuner.needs import Needs\n"
+        "from tuner.ray_dispatch import RayDispatcher\n"
+        "ray_cluster.SILENCE_S = 5.0\n"
+        "task = drill_task('hangs below', key='lost', needs=Needs(num_cpus=1), deadline_s=100.0)\n"
+        "try:\n"
+        "    with RayDispatcher(sys.argv[1]).start() as dispatcher:\n"
+        "        dispatcher.submit(task)\n"
+        "        while not dispatcher.poll(task).has_started: time.sleep(0.1)\n"
+        "        print(task.name, flush=True)\n"
+        "        while not dispatcher.poll(task).has_ended: time.sleep(0.1)\n"
+        "except DispatchError as error: print(error)\n"
+    )
+    with standing_ray(num_cpus=1) as cluster:
+        driving = subprocess.Popen([sys.executable, "-c", program, cluster.address], stdout=subprocess.PIPE, text=True)
+        with driving:
+            assert driving.stdout is not None
+            name = driving.stdout.readline().strip()
+            cluster.kill()
+            said, _ = driving.communicate(timeout=60)
+    assert "has not answered for 5 s" in said
+    assert driving.returncode == 0
+    assert leftovers(TUNER_STAGE=name) == []
 
 
 @pytest.fixture(scope="module")

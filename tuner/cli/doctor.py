@@ -80,7 +80,7 @@ def _start_ray(intended: Intended) -> Dispatcher:
 
 
 def _machines_of_ray() -> str:
-    from tuner.ray_cluster import alive_nodes, described
+    from tuner.ray_nodes import alive_nodes, described
 
     return described(alive_nodes())
 
