@@ -41,10 +41,16 @@ Finished = dict[tuple[str, ...], StageRecord | TrialRecord]
 
 @dataclass(slots=True)
 class Tally:
-    """What happened so far."""
+    """What happened so far.
+
+    Attributes:
+        hit: Kills of each stage's own processes.
+        pending: Kills after which no search was seen going on yet.
+    """
 
     kills: Counter[str] = field(default_factory=Counter)
     hit: Counter[str] = field(default_factory=Counter)
+    pending: int = 0
     resumed: int = 0
     failed: list[str] = field(default_factory=list)
     resume_s: list[float] = field(default_factory=list)
@@ -132,9 +138,8 @@ class KillDrill:
     def _kill(self, victim: str, driver: subprocess.Popen[bytes]) -> bool:
         """Kill one; whether it was the driver."""
         if victim is DRIVER:
-            self._tally.kills[DRIVER] += 1
             driver.kill()
-            self._show()
+            self._note_kill(DRIVER)
             return True
         stages = self._stage_processes()
         if not stages:
@@ -144,10 +149,16 @@ class KillDrill:
             target = _worker_above(process) if victim is WORKER else process
             if target is not None:
                 target.kill()
-                self._tally.kills[victim] += 1
                 self._tally.hit[stage] += 1
-                self._show()
+                self._note_kill(victim)
         return False
+
+    def _note_kill(self, victim: str) -> None:
+        self._tally.kills[victim] += 1
+        self._tally.pending += 1
+        total = sum(self._tally.kills.values())
+        if total % 10 == 0:
+            self._console.print(f"{total} kills, {self._study}")
 
     def _stage_processes(self) -> list[tuple[psutil.Process, str]]:
         """Processes that began something and have not ended it, with the stage."""
@@ -160,12 +171,14 @@ class KillDrill:
         return running
 
     def _note_resumption(self, pid: int) -> None:
+        """Take what was killed before this driver as resumed, if this driver was seen going on."""
         marks = self._marks_of(pid)
         if {"connected", "resumed"} <= marks.keys():
             self._tally.resume_s.append(marks["resumed"] - marks["connected"])
-            self._tally.resumed += 1
-        elif "connected" not in marks:  # killed before it could go on
-            self._tally.resumed += 1
+        if {"resumed", "ended"} & marks.keys():
+            its_own = 0 if "ended" in marks else 1
+            self._tally.resumed += self._tally.pending - its_own
+            self._tally.pending = its_own
 
     def _note_end(self, driver: subprocess.Popen[bytes]) -> None:
         if driver.returncode != 0:
@@ -179,11 +192,6 @@ class KillDrill:
     def _marks_of(self, pid: int) -> dict[str, float]:
         lines = self._marks.read_text().splitlines() if self._marks.exists() else []
         return {name: float(at) for name, at, marked in map(str.split, lines) if int(marked) == pid}
-
-    def _show(self) -> None:
-        total = sum(self._tally.kills.values())
-        if total % 10 == 0:
-            self._console.print(f"{total} kills, {self._study}")
 
     # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────
 
