@@ -129,7 +129,7 @@ class Search:
         self._study = new_study(plan, provenance)
         self._stages = StageRunner(store, dispatcher, self._observer, retry_failed=plan.retry_failed)
         self._works = Works(self._stages, stop_asked, sleep)
-        self._trials = TrialBook(store, ledger, self._observer, plan.name)
+        self._trials = TrialBook(store, ledger, self._observer, plan.name, plan.space.configurations())
         self._tracer = Tracer(plan, store, self._stages, self._observer, self._study.provenance)
         self._lookout = Lookout(plan, self._stages, self._trials, dispatcher, self._observer)
         self._lost_in_a_row: set[str] = set()
@@ -273,10 +273,10 @@ class Search:
         if self._plan.budget.exhausted_by(spent) is not None:
             return False
         wants_more = self._ledger.wants_more() if self._works else self._ledger.finished() is None
-        return wants_more and bool(self._untried())
+        return wants_more and bool(self._trials.untried)
 
     def _why_stop(self) -> Reason:
-        if not self._untried():
+        if not self._trials.untried:
             return Reason(kind=StopKind.ALL_TRIED, text="every configuration of the space was tried")
         found = self._ledger.finished() or self._plan.budget.exhausted_by(self._spent())
         return found or Reason(kind=StopKind.ALL_TRIED, text="nothing is left to try")
@@ -292,7 +292,7 @@ class Search:
 
     def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
         asked = self._ledger.ask_again(self._to_retry.pop(0)) if self._to_retry else self._ask(baseline, predictions)
-        now = sharpened(predictions, self._trials.all)
+        now = sharpened(predictions, self._trials.all, only=asked.speculation)
         row = self._trials.open(asked, now.metrics(asked.speculation))
         self._works.start(self._trial(row, baseline))
 
@@ -308,7 +308,7 @@ class Search:
                 self._trials.repeat(row, earlier)
             else:
                 self._works.start(self._trial(row, baseline))
-        untried = self._untried()
+        untried = self._trials.untried
         return self._ledger.ask_again((predictions.ranked(untried) or untried)[0])
 
     def _failed(self) -> list[Speculation]:
@@ -355,9 +355,6 @@ class Search:
             ) from error
         return True
 
-    def _untried(self) -> tuple[Speculation, ...]:
-        return self._trials.untried(self._plan.space.configurations())
-
     # ── verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _conclude(
@@ -377,7 +374,7 @@ class Search:
             decision = no_winner(
                 measured, margin=self._plan.margin, ruled_out=ruled_out, concurrency=evidence.concurrency
             )
-        front = front_members(measured, self._untried(), predictions, self._plan.objectives)
+        front = front_members(measured, self._trials.untried, predictions, self._plan.objectives)
         conclusion = {
             "decision": json.loads(to_json(decision)),
             "trial": best.number if decision.recommends else None,

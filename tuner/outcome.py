@@ -243,10 +243,11 @@ class _Contender:
         return math.hypot(over_prompts or 0.0, LOAD_ERROR)
 
 
-def sharpened(predictions: Predictions, trials: Sequence[TrialRecord]) -> Predictions:
-    """The predictions after what these trials measured, at every load."""
+def sharpened(predictions: Predictions, trials: Sequence[TrialRecord], only: Speculation | None = None) -> Predictions:
+    """The predictions after what these trials measured, at every load; of all configurations, or of one only."""
     at_loads = {load: measured_latencies(trials, load) for load in predictions.at_load}
-    return predictions.sharpened(measured_latencies(trials), at_loads)
+    key = None if only is None else (only.draft_name, only.drafted_tokens)
+    return predictions.sharpened(measured_latencies(trials), at_loads, key)
 
 
 def measured_latencies(trials: Sequence[TrialRecord], load: int | None = None) -> dict[tuple[str, int], float]:

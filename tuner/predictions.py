@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
@@ -91,19 +92,23 @@ class Predictions:
         return cls(by_configuration=with_rate, baseline=baseline, paths=paths, costs=costs)
 
     def sharpened(
-        self, measured: Mapping[Key, float], at_load: Mapping[int, Mapping[Key, float]] = MappingProxyType({})
+        self,
+        measured: Mapping[Key, float],
+        at_load: Mapping[int, Mapping[Key, float]] = MappingProxyType({}),
+        only: Key | None = None,
     ) -> Self:
         """The predictions after configurations were measured: the step times that explain them best price all.
 
         Args:
             measured: Mean end-to-end latency of each, ms, at the machine's speed of the baseline.
             at_load: The same at further numbers of requests in flight.
+            only: A configuration whose prediction is wanted; None for those of all, which takes as many times longer.
         """
         if self.costs is None or not measured:
             return self
-        costs = self.costs.with_step_times(self._forecast(OBJECTIVES["e2e_ms"]).fitted(measured))
-        priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items()}
-        others = {load: one.sharpened(at_load.get(load, {})) for load, one in self.at_load.items()}
+        costs = self.costs.with_step_times(self._latencies.fitted(measured))
+        priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items() if only in (None, key)}
+        others = {load: one.sharpened(at_load.get(load, {}), only=only) for load, one in self.at_load.items()}
         return replace(self._priced(self.baseline, priced, costs), at_load=others)
 
     def outlook(
@@ -115,7 +120,7 @@ class Predictions:
             measured: As in ``sharpened``, of predictions that are not sharpened yet.
             errors: Relative sd of measurements, where it is known.
         """
-        return self._forecast(OBJECTIVES["e2e_ms"]).outlook(measured, errors=errors) if self.paths else None
+        return self._latencies.outlook(measured, errors=errors) if self.paths else None
 
     # ── one configuration ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,6 +198,10 @@ class Predictions:
     def at(self, load: int | None) -> Predictions:
         """Those for that many requests in flight, empty where there are none; None for the workload's own number."""
         return self if load is None else self.at_load.get(load, Predictions(by_configuration={}))
+
+    @cached_property
+    def _latencies(self) -> Forecast:
+        return self._forecast(OBJECTIVES["e2e_ms"])
 
     def _forecast(self, objective: Objective) -> Forecast:
         """For an objective of this load."""

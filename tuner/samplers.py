@@ -322,15 +322,15 @@ def _make_random(_space: Space, seed: int) -> BaseSampler:
 
 
 class _Grid(GridSampler):
-    """Optuna's, which at the end of its grid fails on trials that were enqueued, as those of several in flight are."""
+    """Optuna's, for ask and tell: the end of its grid ends no study, which here is the driver's to do.
+
+    At each ``tell`` Optuna's compares all trials with all of the grid, and near its end it fails on those enqueued.
+    """
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Stop ``study.optimize`` at the end of the grid."""
-        is_enqueued = "grid_id" not in trial.system_attrs
-        if not is_enqueued:
-            super().after_trial(study, trial, state, values)
+        """Nothing."""
 
 
 def _make_grid(space: Space, seed: int) -> BaseSampler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tuner.observer import Observer
@@ -15,15 +15,28 @@ ANSWERED = (TrialState.COMPLETE, TrialState.INFEASIBLE)
 
 
 class TrialBook:
-    """Trials by number. One driver writes to a study, so that memory and store agree."""
+    """Trials by number. One driver writes to a study, so that memory and store agree.
 
-    def __init__(self, store: TrialStore, ledger: TrialLedger, observer: Observer, study_name: str) -> None:
+    Args:
+        configurations: What may be tried, no speculation among it.
+    """
+
+    def __init__(
+        self,
+        store: TrialStore,
+        ledger: TrialLedger,
+        observer: Observer,
+        study_name: str,
+        configurations: Sequence[Speculation],
+    ) -> None:
         self._store = store
         self._ledger = ledger
         self._observer = observer
         self._study_name = study_name
         self._rows: dict[int, TrialRecord] = {}
         self._running: dict[int, TrialRecord] = {}
+        self._keys_running: dict[int, str] = {}
+        self._configurations = {one.key: one for one in configurations}
         self._first: dict[str, TrialRecord] = {}
 
     def recall(self) -> None:
@@ -45,7 +58,7 @@ class TrialBook:
     @property
     def in_flight(self) -> set[str]:
         """Keys of the configurations that are being tried."""
-        return {row.speculation.key for row in self._running.values()}
+        return set(self._keys_running.values())
 
     @property
     def answered(self) -> Mapping[str, TrialRecord]:
@@ -93,16 +106,18 @@ class TrialBook:
 
     def _note(self, row: TrialRecord) -> None:
         self._rows[row.number] = row
+        key = self._keys_running.pop(row.number, None) or row.speculation.key
         self._running.pop(row.number, None)
         if row.state is TrialState.RUNNING:
-            self._running[row.number] = row
+            self._running[row.number], self._keys_running[row.number] = row, key
         if row.state not in ANSWERED or row.duplicate_of is not None:
             return
-        known = self._first.get(row.speculation.key)
+        known = self._first.get(key)
         if known is None or known.state is TrialState.INFEASIBLE:
-            self._first[row.speculation.key] = row
+            self._first[key] = row
 
-    def untried(self, configurations: tuple[Speculation, ...]) -> tuple[Speculation, ...]:
-        """Those of the configurations that neither were tried nor are being tried, in their order."""
+    @property
+    def untried(self) -> tuple[Speculation, ...]:
+        """Configurations that neither were tried nor are being tried, in their order."""
         taken = self.taken()
-        return tuple(one for one in configurations if one.key not in taken)
+        return tuple(one for key, one in self._configurations.items() if key not in taken)

@@ -131,6 +131,8 @@ class SimulatedCluster:
             if stage.machine is not None or stage.ended is not None:
                 continue
             needs = stage.task.needs
+            if any(needs == others for _, others in aside):  # they wait before it
+                continue
             machine = next((one for one in self.machines if one.fits(needs)), None)
             if machine is not None:
                 machine.take(needs)
