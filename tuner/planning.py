@@ -25,6 +25,11 @@ from tuner.speculation import content_key
 from tuner.store import check_study_name
 from tuner.workload import Workload, read_workload
 
+ONE_MACHINE_NOTICE = (
+    "what is compiled stays on the machine that compiled it, so that every stage runs on one machine of the cluster; "
+    "--artifacts with a place that all machines reach uses the others too"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSearch:
@@ -105,7 +110,10 @@ def check_search(options: SearchOptions, settings: Settings) -> CheckedSearch:
     for config in configs:  # refuse a draft now, not after the baseline was measured
         engine.check(config)
     plan = replace(plan, replay_is_exact=all(engine.replay_is_exact(config) for config in configs))
-    return CheckedSearch(options=options, engine=engine, draft=plan, places=places)
+    checked = CheckedSearch(options=options, engine=engine, draft=plan, places=places)
+    if checked.needs_one_machine and options.ray_address is not None:
+        return replace(checked, draft=replace(plan, notices=(*plan.notices, ONE_MACHINE_NOTICE)))
+    return checked
 
 
 def _compiling(engine: Engine) -> Compiling | None:
