@@ -15,13 +15,13 @@ from tuner.dispatch import StageBugError, StageStatus
 from tuner.errors import DispatchError, FragmentedDevicesError, TunerError, UnsatisfiableError, WorkerLostError
 from tuner.needs import Needs
 from tuner.ray_cluster import NAMESPACE, VERSION, Lifeline
-from tuner.ray_nodes import ACCELERATORS, Node, alive_nodes, described, free_for, running_actors
+from tuner.ray_nodes import Node, described, free_for, running_actors
+from tuner.ray_placement import Claim, Placement
 from tuner.ray_stage import StageActor
 from tuner.trial import StageTask
 
 import ray  # isort: skip - after ray_cluster, which sets what Ray reads when it is imported
 from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,8 @@ UNCOLLECTED_S = 1800.0
 NODE_PATIENCE_S = 120.0
 """A lost node that comes back, comes back within minutes."""
 
-BINDING_PATIENCE_S = 60.0
-"""A stage that has to choose its node waits for a free one so long, then joins the queue of one."""
-
-NODES_SEEN_S = 1.0
-"""What is known of the nodes is as old as this at most; asking costs the driver some milliseconds."""
+START_DEADLINE_S = 300.0
+"""Where there is room, a worker starts in seconds, on a loaded machine in a minute."""
 
 MOST_FRAGMENTED = 10
 """Times that a stage is sent out again because the devices that it got are not adjacent."""
@@ -71,7 +68,16 @@ class _Submitted:
     seen: StageStatus = field(default_factory=StageStatus)
     ended: StageStatus | None = None
     bug: StageBugError | None = None
+    was_sought: bool = False
     unmet_since_s: float | None = None
+    room_since_s: float | None = None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether there may be processes of it: its actor has begun, or its answer that it has is on its way."""
+        if self.actor is None or self.ended is not None or self.bug is not None:
+            return False
+        return self.has_begun or _is_there(self.answer)
 
 
 @dataclass(slots=True)
@@ -111,13 +117,11 @@ class RayDispatcher:
         self._address, self._devices = address, dict(devices or {})
         self._wait_for_nodes_s, self._uncollected_s = wait_for_nodes_s, uncollected_s
         self._is_pinned = pin_to_one_node
-        self._pinned: str | None = None
         self._submitted: dict[str, _Submitted] = {}
         self._leaving: dict[str, _Leaving] = {}
         self._fragmented: dict[str, int] = {}
-        self._needs: list[Needs] = []
-        self._nodes: tuple[float, list[Node]] = (0.0, [])
         self._lifeline: Lifeline | None = None
+        self._placement = Placement()
 
     def start(self) -> Self:
         """Start or join Ray.
@@ -130,13 +134,14 @@ class RayDispatcher:
         else:
             ray_cluster.join(self._address)
         self._lifeline = Lifeline()
+        self._placement = Placement(self._lifeline, is_pinned=self._is_pinned)
         return self
 
     def check(self, needs: Iterable[Needs]) -> None:
         """See ``Dispatcher.check``."""
-        self._needs = list(needs)
-        nodes = self._candidates()
-        for one in self._needs:
+        self._placement.intend(needs)
+        nodes = self._placement.candidates()
+        for one in self._placement.intended:
             if not any(node.meets(one) for node in nodes):
                 if self._wait_for_nodes_s is None:
                     raise self._unsatisfiable(one)
@@ -144,7 +149,7 @@ class RayDispatcher:
 
     def capacity(self, needs: Needs) -> int:
         """See ``Dispatcher.capacity``."""
-        return max(sum(node.room(needs) for node in self._candidates()), 1)
+        return max(sum(node.room(needs) for node in self._placement.candidates()), 1)
 
     def submit(self, task: StageTask) -> None:
         """See ``Dispatcher.submit``."""
@@ -175,10 +180,11 @@ class RayDispatcher:
 
     def forget(self, task: StageTask) -> None:
         """See ``Dispatcher.forget``."""
+        self._leaving = {name: one for name, one in self._leaving.items() if not _is_there(one.gone)}
         submitted = self._submitted.pop(task.name, None)
         if submitted is None or submitted.actor is None:
             return
-        if submitted.has_begun and submitted.ended is None and submitted.bug is None:
+        if submitted.may_run:
             # What it holds is freed by Ray when its actor ends, so its processes end first.
             self._leaving[task.name] = _Leaving(submitted.actor, submitted.actor.end.remote())
         else:
@@ -212,7 +218,7 @@ class RayDispatcher:
     def _let_end(self) -> None:
         """Let stages that nobody takes up end with their processes."""
         for submitted in list(self._submitted.values()):
-            if self._address is None or not submitted.has_begun:
+            if self._address is None or not (submitted.may_run or submitted.seen.has_ended):
                 self.forget(submitted.task)
         if self._leaving:
             gone = [one.gone for one in self._leaving.values()]
@@ -235,7 +241,8 @@ class RayDispatcher:
             submitted.bug = _bug(error)
             raise submitted.bug from error
         submitted.has_begun = True
-        self._question(submitted)
+        if not status.has_ended:
+            self._question(submitted)
         return status
 
     def _question(self, submitted: _Submitted) -> None:
@@ -281,10 +288,13 @@ class RayDispatcher:
         """Make the stage's actor, or find it, as soon as it is known where it may run."""
         if submitted.actor is not None or not self._cluster.answers or not self._may_go(submitted):
             return
-        options = self._options(submitted)
-        if options is None:
-            return
         task = submitted.task
+        if self._placement.chooses(task.needs) and self._attach(submitted):
+            return
+        choice = self._placement.choose(task.needs, self._claims(), time.monotonic() - submitted.submitted_s)
+        if choice is None:
+            return
+        submitted.node, options = choice
         remote: Any = ray.remote(StageActor)
         submitted.actor = remote.options(
             name=task.name,
@@ -298,6 +308,26 @@ class RayDispatcher:
         self._question(submitted)
         logger.info("stage %s submitted", task.name)
 
+    def _attach(self, submitted: _Submitted) -> bool:
+        """Find the actor of a stage that runs already, which may be what leaves no room for another."""
+        if submitted.was_sought:
+            return False
+        submitted.was_sought = True
+        try:
+            submitted.actor = ray.get_actor(submitted.task.name, namespace=NAMESPACE)
+        except ValueError:
+            return False
+        self._question(submitted)
+        return True
+
+    def _claims(self) -> list[Claim]:
+        """What is on its way to a node, and not counted by Ray yet."""
+        return [
+            (one.node.node_id, one.task.needs)
+            for one in self._submitted.values()
+            if one.node is not None and not one.has_begun and one.ended is None
+        ]
+
     def _may_go(self, submitted: _Submitted) -> bool:
         leaving = self._leaving.get(submitted.task.name)
         if leaving is not None and _is_there(leaving.gone):
@@ -305,102 +335,40 @@ class RayDispatcher:
             leaving = None
         return leaving is None and time.monotonic() >= submitted.not_before_s
 
-    def _options(self, submitted: _Submitted) -> dict[str, Any] | None:
-        """What Ray is asked for; None while there is no node to ask for."""
-        needs = submitted.task.needs
-        suitable = [node for node in self._candidates() if node.meets(needs)]
-        chooses = self._is_pinned or (needs.on_device_host and not needs.num_devices)
-        if needs.num_cpus is None:  # alone on its node, however large that is
-            chooses = chooses or len({node.num_cpus for node in suitable}) != 1
-        if not chooses:
-            return _options(needs, suitable[0] if suitable else None)
-        remaining = [self._unclaimed(node) for node in suitable]
-        has_waited = time.monotonic() - submitted.submitted_s > BINDING_PATIENCE_S
-        free = [node for node in remaining if has_waited or node.has_room(needs)]
-        if not free:
-            return None
-        submitted.node = node = min(free, key=_most_free)
-        return _options(needs, node) | {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=False)}
-
-    def _unclaimed(self, node: Node) -> Node:
-        """A node less what is on its way to it, which Ray does not count yet."""
-        claims = [
-            node.demand(one.task.needs)
-            for one in self._submitted.values()
-            if one.node is not None and one.node.node_id == node.node_id and not one.has_begun and one.ended is None
-        ]
-        free = {name: amount - sum(claim.get(name, 0) for claim in claims) for name, amount in node.free.items()}
-        return replace(node, free=free)
-
     def _waiting(self, submitted: _Submitted) -> StageStatus:
         """What a stage that has not begun waits for; its end where that will not come."""
         needs, now_s = submitted.task.needs, time.monotonic()
-        nodes = self._candidates()
-        if any(node.meets(needs) for node in nodes):
-            submitted.unmet_since_s = None
-            room = any(node.has_room(needs) for node in nodes)
-            return StageStatus(waiting_for="a worker process" if room else free_for(needs, nodes))
-        submitted.unmet_since_s = submitted.unmet_since_s or now_s
-        patience_s = NODE_PATIENCE_S if self._wait_for_nodes_s is None else self._wait_for_nodes_s
-        if now_s - submitted.unmet_since_s <= patience_s:
-            return StageStatus(waiting_for=f"a node with {needs}")
-        submitted.ended = StageStatus(error=self._unsatisfiable(needs))
-        return submitted.ended
+        bound = submitted.node
+        nodes = [node for node in self._placement.candidates() if bound is None or node.node_id == bound.node_id]
+        if not any(node.meets(needs) for node in nodes):
+            submitted.unmet_since_s = submitted.unmet_since_s or now_s
+            patience_s = NODE_PATIENCE_S if self._wait_for_nodes_s is None else self._wait_for_nodes_s
+            if now_s - submitted.unmet_since_s > patience_s:
+                submitted.ended = StageStatus(error=self._unsatisfiable(needs))
+            return submitted.ended or StageStatus(waiting_for=f"a node with {needs}")
+        submitted.unmet_since_s = None
+        if submitted.actor is None or not any(node.has_room(needs) for node in nodes):
+            submitted.room_since_s = None
+            return StageStatus(waiting_for=free_for(needs, nodes))
+        submitted.room_since_s = submitted.room_since_s or now_s
+        if now_s - submitted.room_since_s > START_DEADLINE_S:
+            submitted.ended = StageStatus(error=_never_started(submitted.task))
+        return submitted.ended or StageStatus(waiting_for="a worker process")
 
     def _unsatisfiable(self, needs: Needs) -> UnsatisfiableError:
-        where = "no node of the Ray cluster" if self._address else "this machine does not"
+        where = "no node of the Ray cluster ever has" if self._address else "this machine never has"
         return UnsatisfiableError(
-            f"{where} ever has what a stage needs: {needs}. What there is:\n{described(self._all_nodes())}",
+            f"{where} what a stage needs: {needs}. What there is:\n{described(self._placement.all_nodes())}",
             "ask for less in the hardware file, or name resources as the nodes do; where nodes join later, give "
             "--wait-for-nodes",
         )
 
-    # ── nodes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _all_nodes(self) -> list[Node]:
-        seen_s, nodes = self._nodes
-        if self._cluster.answers and time.monotonic() - seen_s > NODES_SEEN_S:
-            nodes = sorted(alive_nodes(), key=lambda node: node.address)
-            self._nodes = (time.monotonic(), nodes)
-        return nodes
-
-    def _candidates(self) -> list[Node]:
-        """The nodes that stages may run on."""
-        nodes = self._all_nodes()
-        if not self._is_pinned:
-            return nodes
-        if not any(node.node_id == self._pinned for node in nodes):
-            self._pin(nodes)
-        return [node for node in nodes if node.node_id == self._pinned]
-
-    def _pin(self, nodes: list[Node]) -> None:
-        """Choose the node of all stages, the same one in every driver."""
-        able = [node for node in nodes if all(node.meets(one) for one in self._needs)]
-        chosen = min(able, key=lambda node: (-node.num_devices, -node.num_cpus, node.address), default=None)
-        self._pinned = None if chosen is None else chosen.node_id
-        if chosen is not None:
-            logger.warning(
-                "every stage runs on %s (%s), because compiled artifacts stay on its disk; name a shared folder with "
-                "--artifacts to use other nodes too",
-                chosen.host,
-                chosen.address,
-            )
-
-
-def _options(needs: Needs, node: Node | None) -> dict[str, Any]:
-    """Ray's words for what a stage needs, on this node where it takes all of one."""
-    cpus = needs.num_cpus if needs.num_cpus is not None else node.num_cpus if node is not None else 1
-    amounts = {name: int(amount) if amount.is_integer() else amount for name, amount in needs.amounts.items()}
-    gpus = amounts.pop("GPU", 0)
-    memory = {"memory": needs.memory_bytes} if needs.memory_bytes else {}
-    return {"num_cpus": cpus, "num_gpus": gpus, "resources": amounts or None, **memory}
-
-
-def _most_free(node: Node) -> tuple[float, float, str]:
-    return (
-        -node.free.get("CPU", 0.0),
-        sum(node.free.get(name, 0.0) for name in ACCELERATORS),
-        node.address,
+def _never_started(task: StageTask) -> DispatchError:
+    return DispatchError(
+        f"no worker began stage {task.kind} of {task.config.speculation.label} in {START_DEADLINE_S:.0f} s, although "
+        "there is room for it",
+        "see `ray status`, and on the nodes what Ray writes in /tmp/ray/session_latest/logs",
     )
 
 

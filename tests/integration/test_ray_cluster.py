@@ -284,7 +284,11 @@ def test_every_stage_runs_on_one_node_where_artifacts_stay_on_its_disk(
         dispatcher.check(needs)
         assert "every stage runs on" in caplog.text
         assert [dispatcher.capacity(one) for one in needs] == [1, 2]
-        tasks = [a_stage("works", needs=one) for one in needs]
+        tasks = [a_stage("works slowly", needs=one) for one in needs]
+        for task in tasks:
+            dispatcher.submit(task)
+        until(lambda: all(dispatcher.poll(task).has_started for task in tasks))
+    with RayDispatcher(cluster.address, pin_to_one_node=True).start() as dispatcher:  # they leave no room meanwhile
         for task in tasks:
             assert ended(dispatcher, task).result
             dispatcher.forget(task)
