@@ -82,12 +82,11 @@ class Placement:
             return True
         return needs.num_cpus is None and len({node.num_cpus for node in self._suitable(needs)}) != 1
 
-    def choose(
-        self, needs: Needs, claims: Sequence[Claim], waited_s: float
-    ) -> tuple[Node | None, dict[str, Any]] | None:
-        """Where a stage goes, and what Ray is asked for.
+    def choose(self, needs: Needs, claims: Sequence[Claim], waited_s: float) -> Choice | None:
+        """Where a stage goes, and what Ray is asked for; None while there is no node to go to.
 
         Args:
+            needs: Of the stage.
             claims: Of stages that were sent to a node that they chose.
             waited_s: How long it has waited for a node.
         """
