@@ -368,7 +368,7 @@ def _never_started(task: StageTask) -> DispatchError:
     return DispatchError(
         f"no worker began stage {task.kind} of {task.config.speculation.label} in {START_DEADLINE_S:.0f} s, although "
         "there is room for it",
-        "see `ray status`, and on the nodes what Ray writes in /tmp/ray/session_latest/logs",
+        "see `ray status`, and on the nodes what Ray writes in session_latest/logs of its folder",
     )
 
 
