@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,7 @@ class MeasuredTotal:
     error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: cached_property needs a dictionary
 class StepTimes:
     """Step times as jointly log-normal.
 
@@ -94,6 +95,11 @@ class StepTimes:
     steps: tuple[Step, ...]
     log_ms: Floats
     covariance: Floats
+
+    @cached_property
+    def precision(self) -> Floats:
+        """Inverse of the covariance: beliefs from before a search are fitted after each of its trials."""
+        return _inverse(self.covariance)
 
     def fitted(self, measured: Sequence[MeasuredTotal]) -> StepTimes:
         """The beliefs after measurements: the mode by Gauss-Newton steps, its covariance by Laplace's method.
@@ -159,7 +165,7 @@ class _Fit:
     def of(cls, beliefs: StepTimes, measured: Sequence[MeasuredTotal]) -> _Fit:
         return cls(
             before=beliefs.log_ms,
-            before_precision=_inverse(beliefs.covariance),
+            before_precision=beliefs.precision,
             weights=np.array([one.weights for one in measured]),
             fixed=np.array([one.fixed_ms for one in measured]),
             target=np.log([one.total_ms for one in measured]),
