@@ -34,13 +34,13 @@ NODE_PATIENCE_S = 120.0
 START_DEADLINE_S = 300.0
 """Where there is room, a worker starts in seconds, on a loaded machine in a minute."""
 
-MOST_FRAGMENTED = 10
-"""Times that a stage is sent out again because the devices that it got are not adjacent."""
+MOST_UNBEGUN = 10
+"""Times that a stage is sent out again that did not begin: its node was lost, or its devices are not adjacent."""
 
-FRAGMENTED_PAUSE_S = 2.0
-"""Before the first of them; each pause is twice the one before, up to ``MOST_FRAGMENTED_PAUSE_S``."""
+UNBEGUN_PAUSE_S = 2.0
+"""Before the first of them; each pause is twice the one before, up to ``LONGEST_UNBEGUN_PAUSE_S``."""
 
-MOST_FRAGMENTED_PAUSE_S = 30.0
+LONGEST_UNBEGUN_PAUSE_S = 30.0
 
 END_DEADLINE_S = 15.0
 """For stages to end with their processes when the driver closes; a server takes up to its grace period."""
@@ -119,7 +119,7 @@ class RayDispatcher:
         self._is_pinned = pin_to_one_node
         self._submitted: dict[str, _Submitted] = {}
         self._leaving: dict[str, _Leaving] = {}
-        self._fragmented: dict[str, int] = {}
+        self._unbegun: dict[str, int] = {}
         self._lifeline: Lifeline | None = None
         self._placement = Placement()
 
@@ -155,8 +155,8 @@ class RayDispatcher:
         """See ``Dispatcher.submit``."""
         if task.name in self._submitted:
             return
-        tries = self._fragmented.get(_stage(task), 0)
-        pause_s = min(FRAGMENTED_PAUSE_S * 2 ** (tries - 1), MOST_FRAGMENTED_PAUSE_S) if tries else 0.0
+        tries = self._unbegun.get(_stage(task), 0)
+        pause_s = min(UNBEGUN_PAUSE_S * 2 ** (tries - 1), LONGEST_UNBEGUN_PAUSE_S) if tries else 0.0
         submitted = _Submitted(task, time.monotonic() + pause_s)
         self._submitted[task.name] = submitted
         self._place(submitted)
@@ -267,20 +267,20 @@ class RayDispatcher:
         return replace(submitted.seen, has_started=submitted.has_begun, waiting_for=None, error=lost)
 
     def _with_tries(self, task: StageTask, status: StageStatus) -> StageStatus:
-        """Send a stage whose devices are not adjacent out again, some times; other stages meanwhile free theirs."""
-        if not isinstance(status.error, FragmentedDevicesError):
-            self._fragmented.pop(_stage(task), None)
+        """Send a stage that did not begin out again, some times: nodes come back, and others free their devices."""
+        error = status.error
+        is_fragmented = isinstance(error, FragmentedDevicesError)
+        if error is None or not (is_fragmented or (isinstance(error, WorkerLostError) and not status.has_started)):
+            self._unbegun.pop(_stage(task), None)
             return status
-        tries = self._fragmented[_stage(task)] = self._fragmented.get(_stage(task), 0) + 1
-        if tries > MOST_FRAGMENTED:
-            error: TunerError = DispatchError(
-                f"stage {task.kind} of {task.config.speculation.label} got no adjacent devices in {tries} tries: "
-                f"{status.error.message}. Others hold what lies between; on the cluster run:\n{running_actors()}",
-                "end what holds devices beside this search, or let all of them take blocks of one size",
-            )
-        else:
-            error = WorkerLostError(status.error.message, status.error.hint)
-        return replace(status, has_started=False, error=error)
+        tries = self._unbegun[_stage(task)] = self._unbegun.get(_stage(task), 0) + 1
+        if tries <= MOST_UNBEGUN:
+            return replace(status, has_started=False, error=WorkerLostError(error.message, error.hint))
+        what = f"stage {task.kind} of {task.config.speculation.label} did not begin in {tries} tries; the last time: "
+        others = f". Others hold what lies between; on the cluster run:\n{running_actors()}" if is_fragmented else ""
+        hint = "end what holds devices beside this search, or let all of them take blocks of one size"
+        given_up = DispatchError(f"{what}{error.message}{others}", hint if is_fragmented else error.hint)
+        return replace(status, has_started=False, error=given_up)
 
     # ── placing ───────────────────────────────────────────────────────────────────────────────────────────────────
 

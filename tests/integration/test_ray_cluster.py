@@ -101,8 +101,11 @@ def ended(dispatcher: RayDispatcher, task: StageTask) -> StageStatus:
     return dispatcher.poll(task)
 
 
-def workers() -> list[psutil.Process]:
-    return [one for one in psutil.process_iter(["cmdline"]) if "ray::StageActor" in " ".join(one.info["cmdline"] or [])]
+def worker_of(task: StageTask) -> psutil.Process:
+    """The process of the stage's actor, right above those of the stage."""
+    above = {process.parent() for process in processes_of(task)} - {None}
+    (worker,) = (one for one in above if one is not None and "ray::StageActor" in " ".join(one.cmdline()))
+    return worker
 
 
 def test_a_killed_worker_is_lost_and_leaves_no_process(dispatcher: RayDispatcher) -> None:
@@ -110,8 +113,7 @@ def test_a_killed_worker_is_lost_and_leaves_no_process(dispatcher: RayDispatcher
     dispatcher.submit(task)
     until(lambda: hangs(task))
     until(lambda: dispatcher.poll(task).has_started)
-    (worker,) = workers()
-    worker.kill()
+    worker_of(task).kill()
     until(lambda: dispatcher.poll(task).has_ended)
     status = dispatcher.poll(task)
     assert type(status.error) is WorkerLostError
@@ -192,9 +194,10 @@ def test_a_stage_that_nobody_collects_ends_itself_once_it_has_run(cluster: Any, 
     with RayDispatcher(cluster.address, uncollected_s=2.0).start() as dispatcher:
         dispatcher.submit(task)
         until(lambda: dispatcher.poll(task).has_started)
+        worker = worker_of(task)
     until(lambda: processes_of(task) == [])
     assert [line.kind for line in read_journal(journal)] == ["load", "closed"]
-    until(lambda: workers() == [])
+    until(lambda: not worker.is_running())
     with RayDispatcher(cluster.address).start():
         assert task.name not in list_named_actors()
 

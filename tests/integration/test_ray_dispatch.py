@@ -110,7 +110,7 @@ def test_a_stage_on_cores_that_are_not_adjacent_did_not_start_and_is_sent_out_ag
 ) -> None:
     import ray
 
-    monkeypatch.setattr("tuner.ray_dispatch.FRAGMENTED_PAUSE_S", 0.2)
+    monkeypatch.setattr("tuner.ray_dispatch.UNBEGUN_PAUSE_S", 0.2)
     for holder in (cores[0], cores[2]):  # free: 0, 1 and 4, 5
         ray.kill(holder)
     status = ended(ray_dispatcher, a_stage_of_four_cores())
@@ -130,14 +130,14 @@ def test_a_stage_that_never_gets_adjacent_cores_is_given_up_with_what_else_runs(
 ) -> None:
     import ray
 
-    monkeypatch.setattr("tuner.ray_dispatch.FRAGMENTED_PAUSE_S", 0.1)
-    monkeypatch.setattr("tuner.ray_dispatch.MOST_FRAGMENTED", 1)
+    monkeypatch.setattr("tuner.ray_dispatch.UNBEGUN_PAUSE_S", 0.1)
+    monkeypatch.setattr("tuner.ray_dispatch.MOST_UNBEGUN", 1)
     for holder in (cores[0], cores[2]):
         ray.kill(holder)
     assert type(ended(ray_dispatcher, a_stage_of_four_cores()).error) is WorkerLostError
     status = ended(ray_dispatcher, a_stage_of_four_cores(attempt=1))
     assert type(status.error) is DispatchError
-    assert "in 2 tries: 4 adjacent devices are needed, and 0,1,4,5 were given" in status.error.message
+    assert "in 2 tries; the last time: 4 adjacent devices are needed, and 0,1,4,5 were given" in status.error.message
     assert "Holder (process" in status.error.message
 
 
