@@ -116,7 +116,7 @@ class StepTimes:
             theta = theta + step
             if np.abs(step).max() < FITTED:
                 break
-        return replace(self, log_ms=theta, covariance=_inverse(fit.curvature(theta)))
+        return replace(self, log_ms=theta, covariance=fit.covariance(theta))
 
     def with_factors(self, sds: Mapping[Step, float]) -> StepTimes:
         """The same beliefs, and steps of 1 beside them with these relative sds, independent of all others."""
@@ -147,7 +147,8 @@ class _Fit:
 
     Attributes:
         before: The beliefs' means.
-        before_precision: The inverse of their covariance.
+        before_covariance: Theirs.
+        before_precision: Its inverse.
         weights: [measured, steps].
         fixed: [measured], ms.
         target: [measured], logarithms of the measured times.
@@ -155,6 +156,7 @@ class _Fit:
     """
 
     before: Floats
+    before_covariance: Floats
     before_precision: Floats
     weights: Floats
     fixed: Floats
@@ -165,6 +167,7 @@ class _Fit:
     def of(cls, beliefs: StepTimes, measured: Sequence[MeasuredTotal]) -> _Fit:
         return cls(
             before=beliefs.log_ms,
+            before_covariance=beliefs.covariance,
             before_precision=beliefs.precision,
             weights=np.array([one.weights for one in measured]),
             fixed=np.array([one.fixed_ms for one in measured]),
@@ -184,7 +187,9 @@ class _Fit:
         slopes = self._slopes(theta)
         unexplained = self.target - np.log(self._totals(theta))
         pull = (slopes.T * self.precision) @ unexplained - self.before_precision @ (theta - self.before)
-        step = np.clip(np.linalg.solve(self.curvature(theta), pull), -LARGEST_STEP, LARGEST_STEP)
+        seen, doubt = self._seen(slopes)
+        whole = self.before_covariance @ pull
+        step = np.clip(whole - seen.T @ np.linalg.solve(doubt, slopes @ whole), -LARGEST_STEP, LARGEST_STEP)
         for _ in range(MOST_HALVINGS):
             if self._misfit(theta + step) <= now:
                 break
@@ -194,11 +199,20 @@ class _Fit:
         found: Floats = step
         return found
 
-    def curvature(self, theta: Floats) -> Floats:
-        """Inverse of the covariance of the beliefs after the measurements."""
-        slopes = self._slopes(theta)
-        curved: Floats = self.before_precision + (slopes.T * self.precision) @ slopes
-        return curved
+    def covariance(self, theta: Floats) -> Floats:
+        """Of the beliefs after the measurements."""
+        seen, doubt = self._seen(self._slopes(theta))
+        after: Floats = np.asarray(self.before_covariance - seen.T @ np.linalg.solve(doubt, seen), dtype=np.float64)
+        return (after + after.T) / 2
+
+    def _seen(self, slopes: Floats) -> tuple[Floats, Floats]:
+        """Covariances of measurements with steps, and among themselves: [measured, steps], [measured, measured].
+
+        There are fewer measurements than steps where it matters, so that the equations are theirs (Woodbury).
+        """
+        seen: Floats = slopes @ self.before_covariance
+        doubt: Floats = seen @ slopes.T + np.diag(1 / self.precision)
+        return seen, doubt
 
     def _totals(self, theta: Floats) -> Floats:
         totals: Floats = self.fixed + self.weights @ np.exp(theta)
