@@ -200,3 +200,31 @@ def test_replay_decides_within_few_compiles_and_recommends_no_loser() -> None:
         assert family["replay_at_most_3_compiles"]["compiles_mean"] <= family["predicted_best"]["compiles_mean"] + 1
         assert family["replay_at_most_3_compiles"]["regret_mean"] < family["predicted_best"]["regret_mean"]
     assert found["best_optuna"]["sampler"] in well["samplers"]
+
+
+# ── the driver ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_machines_that_compile_keep_accelerators_busy() -> None:
+    found = quick_run("cluster_sim.py")
+    farm, accelerator = found["settings"].values()
+
+    assert found["busy_share"] == farm["busy_share"] > 2 * found["busy_share_compile_on_accelerator"]
+    assert farm["busy_share_compiled"] > 0.9
+    assert accelerator["busy_share_compiled"] < 0.2  # 3 minutes of 23, and what the traces had compiled
+    ratio = accelerator["trials_wall_minutes"] / farm["trials_wall_minutes"]
+    assert found["trials_wall_time_ratio"] == pytest.approx(ratio, rel=0.01)
+    assert found["trials_wall_time_ratio"] > found["wall_time_ratio"] > 2
+    assert accelerator["compiles_at_once"] == 32
+
+
+@pytest.mark.slow
+def test_the_driver_takes_little_more_than_optuna() -> None:
+    found = quick_run("dispatch_overhead.py")
+    spent = found["ms_per_trial"]
+
+    assert found["trials"] == 6
+    assert found["own_over_optuna"] == pytest.approx(spent["own"] / spent["optuna"], rel=0.01)
+    assert 0 < spent["sql"] + spent["arithmetic"] < spent["own"]
+    assert found["own_over_optuna"] < 2  # of six trials; the long run is held against 1.2
