@@ -244,6 +244,11 @@ class Lifeline:
         """Whether it answered when it was asked last."""
         return self._answers
 
+    def answers_now(self) -> bool:
+        """Whether it answers: to be asked before what Ray's C++ part would wait for, until it ends the process."""
+        self._look()
+        return self._answers
+
     def check(self) -> None:
         """Refuse to go on without a cluster.
 
@@ -267,9 +272,12 @@ class Lifeline:
 
     def _watch(self) -> None:
         while not self._closed.wait(LIFELINE_INTERVAL_S):
-            self._answers = _listens(self._address, LIFELINE_INTERVAL_S)
-            if self._answers:
-                self._answered_s = time.monotonic()
+            self._look()
+
+    def _look(self) -> None:
+        self._answers = _listens(self._address, LIFELINE_INTERVAL_S)
+        if self._answers:
+            self._answered_s = time.monotonic()
 
 
 def _listens(address: str, deadline_s: float) -> bool:

@@ -286,7 +286,7 @@ class RayDispatcher:
 
     def _place(self, submitted: _Submitted) -> None:
         """Make the stage's actor, or find it, as soon as it is known where it may run."""
-        if submitted.actor is not None or not self._cluster.answers or not self._may_go(submitted):
+        if submitted.actor is not None or not self._may_go(submitted) or not self._cluster.answers_now():
             return
         task = submitted.task
         if self._placement.chooses(task.needs) and self._attach(submitted):

@@ -62,7 +62,7 @@ class Placement:
         if self._lifeline is None:
             raise DispatchError("this dispatcher was not started")
         seen_s, nodes = self._seen
-        if self._lifeline.answers and time.monotonic() - seen_s > NODES_SEEN_S:
+        if time.monotonic() - seen_s > NODES_SEEN_S and self._lifeline.answers_now():
             nodes = sorted(alive_nodes(), key=lambda node: node.address)
             self._seen = (time.monotonic(), nodes)
         return nodes
