@@ -20,7 +20,7 @@ from tuner.evidence import Evidence
 from tuner.lookout import Lookout
 from tuner.objective import deciding
 from tuner.observer import Observer, SilentObserver
-from tuner.outcome import TrialOutcome, estimated_gains, front_members, seen_at, sharpened
+from tuner.outcome import Sharpening, TrialOutcome, estimated_gains, front_members, seen_at, sharpened
 from tuner.plan import SearchPlan
 from tuner.predictions import Predictions, timed_at
 from tuner.records import (
@@ -218,6 +218,7 @@ class Search:
 
     def _try_configurations(self, baseline: BaselineResult, predictions: Predictions) -> Reason:
         self._use_sampler(predictions)
+        self._sharpening = Sharpening(predictions)
         for row in self._trials.running:
             self._works.start(self._trial(row, baseline))
         self._to_retry = self._failed() if self._plan.retry_failed else []
@@ -292,8 +293,7 @@ class Search:
 
     def _try_next(self, baseline: BaselineResult, predictions: Predictions) -> None:
         asked = self._ledger.ask_again(self._to_retry.pop(0)) if self._to_retry else self._ask(baseline, predictions)
-        now = sharpened(predictions, self._trials.all, only=asked.speculation)
-        row = self._trials.open(asked, now.metrics(asked.speculation))
+        row = self._trials.open(asked, self._sharpening.metrics(asked.speculation, self._trials.measured))
         self._works.start(self._trial(row, baseline))
 
     def _ask(self, baseline: BaselineResult, predictions: Predictions) -> Asked:

@@ -35,6 +35,10 @@ FRONT_SEED = 0
 NORMAL_95 = 1.96
 
 
+FITS_OF_EACH, FIT_GROWTH = 20, 1.1
+"""Measurements up to which each is worth a fit, and how many times more are worth another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
     """What became of a trial.
@@ -243,11 +247,34 @@ class _Contender:
         return math.hypot(over_prompts or 0.0, LOAD_ERROR)
 
 
-def sharpened(predictions: Predictions, trials: Sequence[TrialRecord], only: Speculation | None = None) -> Predictions:
-    """The predictions after what these trials measured, at every load; of all configurations, or of one only."""
+def sharpened(predictions: Predictions, trials: Sequence[TrialRecord]) -> Predictions:
+    """The predictions after what these trials measured, at every load."""
+    return fitted(predictions, trials).repriced()
+
+
+def fitted(predictions: Predictions, trials: Sequence[TrialRecord]) -> Predictions:
+    """The predictions with step times after these trials; see ``Predictions.fitted``."""
     at_loads = {load: measured_latencies(trials, load) for load in predictions.at_load}
-    key = None if only is None else (only.draft_name, only.drafted_tokens)
-    return predictions.sharpened(measured_latencies(trials), at_loads, key)
+    return predictions.fitted(measured_latencies(trials), at_loads)
+
+
+class Sharpening:
+    """What is predicted of one configuration after another, each after the measurements of its time.
+
+    A fit takes the longer the more there are, and the less does one more change it: after the first twenty it is made
+    anew for every tenth more of them.
+    """
+
+    def __init__(self, predictions: Predictions) -> None:
+        self._predictions = predictions
+        self._fitted, self._count = predictions, 0
+
+    def metrics(self, speculation: Speculation, measured: Sequence[TrialRecord]) -> dict[str, float]:
+        """Predicted columns of a configuration, as ``Predictions.metrics``."""
+        if len(measured) <= FITS_OF_EACH or len(measured) >= FIT_GROWTH * self._count:
+            self._fitted, self._count = fitted(self._predictions, measured), len(measured)
+        key = (speculation.draft_name, speculation.drafted_tokens)
+        return self._fitted.repriced(key).metrics(speculation)
 
 
 def measured_latencies(trials: Sequence[TrialRecord], load: int | None = None) -> dict[tuple[str, int], float]:

@@ -104,11 +104,23 @@ class Predictions:
             at_load: The same at further numbers of requests in flight.
             only: A configuration whose prediction is wanted; None for those of all, which takes as many times longer.
         """
+        return self.fitted(measured, at_load).repriced(only)
+
+    def fitted(self, measured: Mapping[Key, float], at_load: Mapping[int, Mapping[Key, float]]) -> Self:
+        """The first half of ``sharpened``: with the step times after the measurements, but not priced with them yet."""
         if self.costs is None or not measured:
             return self
         costs = self.costs.with_step_times(self._latencies.fitted(measured))
+        others = {load: one.fitted(at_load.get(load, {}), {}) for load, one in self.at_load.items()}
+        return replace(self, costs=costs, at_load=others)
+
+    def repriced(self, only: Key | None = None) -> Self:
+        """The second half of ``sharpened``: all configurations, or one only, priced with the step times that it has."""
+        if self.costs is None:
+            return self
+        costs = self.costs
         priced = {key: paths.priced(key[0], costs) for key, paths in self.paths.items() if only in (None, key)}
-        others = {load: one.sharpened(at_load.get(load, {}), only=only) for load, one in self.at_load.items()}
+        others = {load: one.repriced(only) for load, one in self.at_load.items()}
         return replace(self._priced(self.baseline, priced, costs), at_load=others)
 
     def outlook(
