@@ -39,9 +39,7 @@ class Tracer:
         self._observer = observer
         self._provenance = provenance
 
-    def works(
-        self, baseline: BaselineResult, run: Callable[[Wanted], Work[bytes]]
-    ) -> list[Work[TraceResult | None]]:
+    def works(self, baseline: BaselineResult, run: Callable[[Wanted], Work[bytes]]) -> list[Work[TraceResult | None]]:
         """One work for each draft: its trace with what proposing takes, or None after a notice.
 
         ``run`` gives a wanted stage its result.

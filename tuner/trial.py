@@ -5,6 +5,9 @@ Workers see neither the store nor Optuna. They get a ``StageTask``, and return t
 
 from __future__ import annotations
 
+import logging
+import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -42,6 +45,8 @@ from tuner.records import (
 )
 from tuner.speculation import NO_SPECULATION, EngineConfig, content_key
 from tuner.transfer import FEATURE_METHODS, trace_without_engine
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (finished, total) requests."""
@@ -145,8 +150,13 @@ def run_stage(task: StageTask, progress: Progress | None = None) -> bytes:
     Raises:
         EngineError: The configuration cannot run, or what was observed contradicts itself.
     """
+    began_s = time.monotonic()
+    label = task.config.speculation.label
+    logger.info("%s of %s, attempt %d, on %s", task.kind, label, task.attempt, platform.node())
     engine = load_engine(task.engine)
-    return to_json(_STAGES[task.kind](engine, task, progress))
+    record = to_json(_STAGES[task.kind](engine, task, progress))
+    logger.info("%s of %s ended well after %.1f s", task.kind, label, time.monotonic() - began_s)
+    return record
 
 
 def _run_baseline(engine: Engine, task: StageTask, progress: Progress | None) -> BaselineResult:
@@ -326,7 +336,12 @@ def _load(engine: Engine, config: EngineConfig, task: StageTask) -> LoadedEngine
     engine.check(config)
     key = artifact_key(engine.compile_key(config), task.compile_facts)
     path = _artifacts(task).find(key) if engine.capabilities.needs_compile else None
-    return engine.load(config, Artifact(key=key, path=path))
+    began_s = time.monotonic()
+    loaded = engine.load(config, Artifact(key=key, path=path))
+    logger.info(
+        "loaded %s with %s in %.1f s", config.target_model, config.speculation.label, time.monotonic() - began_s
+    )
+    return loaded
 
 
 def _artifacts(task: StageTask) -> ArtifactCache:

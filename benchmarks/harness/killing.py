@@ -30,7 +30,7 @@ VICTIMS = (DRIVER,) * 6 + (WORKER,) * 2 + (STAGE,) * 2
 COMPILE_S, REQUEST_S = 2.0, 0.4
 """A hundredth or so of real ones, in their proportion: a measurement sends four prompts."""
 
-LATEST_KILL_S = 9.0
+LATEST_KILL_S, LATEST_QUICK_KILL_S = 9.0, 5.0
 """After the driver's start; some hit it while it is importing or connecting."""
 
 SETTLE_S = 30.0
@@ -64,6 +64,7 @@ class KillDrill:
         self._random = random.Random(seed)  # noqa: S311 - moments and victims
         self._is_local = is_local
         self._trials = 4 if is_short else 17
+        self._latest_kill_s = LATEST_QUICK_KILL_S if is_short else LATEST_KILL_S
         self._console = console
         self._tally = Tally()
         self._finished: Finished = {}
@@ -114,7 +115,7 @@ class KillDrill:
         """Start the search, or go on with it, until its driver is killed or it has ended."""
         with self._start(address) as driver:
             while sum(self._tally.kills.values()) < self._kills:
-                pause_s = self._random.uniform(0.0, LATEST_KILL_S)
+                pause_s = self._random.uniform(0.0, self._latest_kill_s)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     driver.wait(pause_s)
                 if driver.poll() is not None:

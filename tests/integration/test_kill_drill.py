@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def drilled(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, str(DRILL), "--json", *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(DRILL), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

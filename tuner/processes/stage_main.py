@@ -8,6 +8,7 @@ file and not a pipe, so that a result of any size is written whether or not some
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import pickle
 import struct
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str]) -> None:
     messages = int(arguments[0])
     os.set_inheritable(messages, False)
     faulthandler.enable()
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tuner").setLevel(logging.INFO)
     task = read_task(sys.stdin.buffer)
     kind, value = _outcome(task, messages)
     sys.stdout.flush()
