@@ -245,6 +245,8 @@ class StageRun:
         if self._losses >= MAX_ATTEMPTS:
             self._end(replace(status, error=self._given_up(status)))
             return True
+        if status.log and self._row is not None:
+            self._runner.store.save_log(_log_of(self._row, status.log))
         self._runner.dispatcher.forget(self._task)
         if status.has_started and status.error is not None:
             attempts = f"attempt {self._losses + 1} of {MAX_ATTEMPTS}"
@@ -303,7 +305,8 @@ class StageRun:
 def stored_error(row: StageRecord) -> TunerError:
     """The error that a stage failed with, as an exception of its class."""
     kind = getattr(errors, row.error_type or "", DispatchError)
-    message, _, hint = (row.error or f"stage {row.kind} failed").partition("\n")
+    text = row.error or f"stage {row.kind} failed"
+    message, _, hint = text.rpartition("\n") if "\n" in text else (text, "", "")
     error: TunerError = kind(message, hint)
     return error
 
