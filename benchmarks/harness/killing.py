@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +31,14 @@ VICTIMS = (DRIVER,) * 6 + (WORKER,) * 2 + (STAGE,) * 2
 COMPILE_S, REQUEST_S = 2.0, 0.4
 """A hundredth or so of real ones, in their proportion: a measurement sends four prompts."""
 
-LATEST_KILL_S, LATEST_QUICK_KILL_S = 9.0, 5.0
-"""After the driver's start; some hit it while it is importing or connecting."""
+LATEST_KILL_S = 8.0
+"""After the search was seen going on."""
+
+EARLY_SHARE, LATEST_EARLY_KILL_S = 0.2, 6.0
+"""So many kills hit a driver while it imports, joins Ray, or reads what there is: so long after its start."""
+
+STAGE_WAIT_S = 10.0
+"""For a stage to run that is to be killed."""
 
 SETTLE_S = 30.0
 """For processes to be gone after everything has ended."""
@@ -64,7 +71,6 @@ class KillDrill:
         self._random = random.Random(seed)  # noqa: S311 - moments and victims
         self._is_local = is_local
         self._trials = 4 if is_short else 17
-        self._latest_kill_s = LATEST_QUICK_KILL_S if is_short else LATEST_KILL_S
         self._console = console
         self._tally = Tally()
         self._finished: Finished = {}
@@ -114,14 +120,15 @@ class KillDrill:
     def _run_until_killed(self, address: str | None) -> None:
         """Start the search, or go on with it, until its driver is killed or it has ended."""
         with self._start(address) as driver:
+            is_early = self._random.random() < EARLY_SHARE
             while sum(self._tally.kills.values()) < self._kills:
-                pause_s = self._random.uniform(0.0, self._latest_kill_s)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    driver.wait(pause_s)
+                if not is_early:
+                    self._wait(driver, STAGE_WAIT_S * 6, lambda: "resumed" in self._marks_of(driver.pid))
+                self._wait(driver, self._random.uniform(0.0, LATEST_EARLY_KILL_S if is_early else LATEST_KILL_S))
                 if driver.poll() is not None:
                     self._note_end(driver)
                     return
-                victim = DRIVER if self._is_local else self._random.choice(VICTIMS)
+                victim = DRIVER if is_early or self._is_local else self._random.choice(VICTIMS)
                 if self._kill(victim, driver):
                     break
             driver.kill()
@@ -130,6 +137,13 @@ class KillDrill:
         self._keep_finished()
         if self._is_local:
             self._wait_until_nothing_is_left()
+
+    @staticmethod
+    def _wait(driver: subprocess.Popen[bytes], seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait so long, but no longer than the driver lives, or until it is over."""
+        deadline_s = time.monotonic() + seconds
+        while driver.poll() is None and time.monotonic() < deadline_s and not is_over():
+            time.sleep(0.05)
 
     def _run_to_the_end(self, address: str | None) -> None:
         with self._start(address) as driver:
@@ -142,6 +156,7 @@ class KillDrill:
             driver.kill()
             self._note_kill(DRIVER)
             return True
+        self._wait(driver, STAGE_WAIT_S, lambda: bool(self._stage_processes()))
         stages = self._stage_processes()
         if not stages:
             return False
