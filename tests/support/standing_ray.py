@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 
 START_S = 90
+RAY = Path(sys.executable).with_name("ray")
 
 
 class StandingRay:
@@ -44,7 +46,7 @@ def standing_ray(num_cpus: int) -> Iterator[StandingRay]:
         port = probe.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # sockets in it have short names only
     command = [
-        *("ray", "start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port)),
+        *(str(RAY), "start", "--head", "--block", "--node-ip-address", "127.0.0.1", "--port", str(port)),
         *("--num-cpus", str(num_cpus), "--include-dashboard", "false", "--temp-dir", str(folder)),
         *("--object-store-memory", str(80 * 2**20), "--disable-usage-stats"),
     ]
