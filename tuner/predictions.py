@@ -104,7 +104,7 @@ class Predictions:
             at_load: The same at further numbers of requests in flight.
             only: A configuration whose prediction is wanted; None for those of all, which takes as many times longer.
         """
-        return self.fitted(measured, at_load).repriced(only)
+        return self.fitted(measured, at_load).repriced(only) if measured else self
 
     def fitted(self, measured: Mapping[Key, float], at_load: Mapping[int, Mapping[Key, float]]) -> Self:
         """The first half of ``sharpened``: with the step times after the measurements, but not priced with them yet."""

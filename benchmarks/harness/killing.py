@@ -23,6 +23,7 @@ from rich.console import Console
 from tests.support.drill_projects import DrillProject, stage_of
 from tests.support.drills import leftovers, read_journal
 from tests.support.standing_ray import standing_ray
+from tuner.stages import MAX_ATTEMPTS
 from tuner.store import StageRecord, StageState, TrialRecord, TrialState
 from tuner_storage import open_store
 
@@ -177,12 +178,13 @@ class KillDrill:
             self._console.print(f"{total} kills, {self._study}")
 
     def _stage_processes(self) -> list[tuple[psutil.Process, str]]:
-        """Processes that began something and have not ended it, with the stage."""
+        """Processes that are at a stage, with the stage; none that would be given up when it is killed once more."""
         running = []
         for line in read_journal(self._project.journal, "compile", "load"):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(line.pid)
-                if process.environ().get("TUNER_STAGE") == line.stage:
+                is_its_own = process.environ().get("TUNER_STAGE") == line.stage
+                if is_its_own and self._tally.hit[stage_of(line)] < MAX_ATTEMPTS - 1:
                     running.append((process, stage_of(line)))
         return running
 
