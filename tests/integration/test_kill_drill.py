@@ -30,10 +30,10 @@ def assert_nothing_lost(found: dict[str, Any], kills: int) -> None:
 
 
 def test_ten_kills_on_a_standing_cluster_lose_nothing_and_repeat_nothing() -> None:
-    found = drilled("--kills", "10", "--seed", "1")
+    found = drilled("--quick", "--kills", "10", "--seed", "1")
     assert_nothing_lost(found, kills=10)
     assert found["resume_s_max"] < 5
 
 
 def test_drivers_killed_with_their_own_ray_lose_nothing_and_leave_no_process() -> None:
-    assert_nothing_lost(drilled("--local", "--kills", "2", "--seed", "1"), kills=2)
+    assert_nothing_lost(drilled("--quick", "--local", "--kills", "2", "--seed", "1"), kills=2)
