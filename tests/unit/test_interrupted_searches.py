@@ -171,6 +171,7 @@ def check_whole(bench: ClusterBench) -> None:
 WRITES = ("save_stage", "save_trial", "conclude")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", WRITES)
 def test_a_driver_that_dies_at_any_write_finds_its_stages_running_or_done(
     bench: ClusterBench, tmp_path: Path, method: str
@@ -190,6 +191,7 @@ def test_a_driver_that_dies_at_any_write_finds_its_stages_running_or_done(
     assert after >= (1 if method == "conclude" else 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", WRITES)
 def test_a_driver_that_dies_with_its_machines_repeats_only_what_had_not_ended(
     bench: ClusterBench, tmp_path: Path, method: str
