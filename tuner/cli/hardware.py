@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tuner.cli.arguments import new_app
+
 if TYPE_CHECKING:
     from tuner.hardware import Hardware
     from tuner.records import StageKind
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="List, show and check hardware.",
-)
+app = new_app(no_args_is_help=True, help="List, show and check hardware.")
 
 Reference = Annotated[str, typer.Argument(metavar="HARDWARE", help="Name of shipped hardware, or a .yaml file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
