@@ -35,7 +35,7 @@ search: $(RUNTIME) ## set everything up and find the best speculation for WORKLO
 test: lint ## set everything up and run every check: ruff, mypy, lint-imports, then the whole test suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-unit: $(DEVELOPMENT) ## run the unit tests only: half a minute, no model, no Ray, no PostgreSQL
+unit: $(DEVELOPMENT) ## run the unit tests only: a minute or two, no model, no Ray, no PostgreSQL
 	$(BIN)/python -m pytest tests/unit -n auto -m 'not slow and not model' $(PYTEST_ARGS)
 
 lint: $(DEVELOPMENT) ## run ruff, mypy --strict and lint-imports
